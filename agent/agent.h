@@ -1,0 +1,56 @@
+// A node's voice: one thread that owns the shims' sockets, the stream to the controller and the tails of
+// log files. Decides nothing about jobs; agent_core.h holds what it does decide (what to refuse, what to
+// store, what to resend).
+//
+// Used by dgxrun-agent (a channel over the network or a unix socket) and by dgxrun in local mode (an
+// in-process channel): the same code.
+#ifndef DGXRUN_AGENT_AGENT_H_
+#define DGXRUN_AGENT_AGENT_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "dgxrun/v1/node.pb.h"
+#include "dgxrun/v1/shim.pb.h"
+#include "grpcpp/channel.h"
+
+namespace dgxrun {
+
+struct AgentOptions {
+  std::string node_name;
+  std::string state_dir;    // node id, agent.db; made if missing, mode 0700. Empty: nothing is kept (local mode)
+  std::string run_dir;      // on a tmpfs; one folder per attempt below it
+  std::string log_root;     // <log_root>/<job>/attempt_<k>/...
+  std::string shim_binary;  // absolute
+  std::string expected_cluster_id;  // empty: the one in state_dir, or the first that answers
+  v1::Inventory inventory;
+  v1::OnAgentGone on_agent_gone = v1::ON_AGENT_GONE_LEASE;
+  uint32_t port_low = 0, port_high = 0;  // range of reserved ports; 0: any free port
+  bool allow_root = false;  // a root agent runs ranks as root only if this is set
+  bool single_user = false; // agent of an ordinary user, or local mode: ranks run as the agent's own account
+  bool inherit_terminal = false;  // local mode, one rank
+  // Two channels to the same controller with connections of their own: control, and bulk output.
+  std::shared_ptr<grpc::Channel> control;
+  std::shared_ptr<grpc::Channel> bulk;
+  // Called on the agent's thread when the controller refused us for good.
+  std::function<void(const absl::Status&)> on_refused;
+};
+
+class Agent {
+ public:
+  // Reads the state folder, finds living shims, starts the thread. Errors name the folder or file.
+  static absl::StatusOr<std::unique_ptr<Agent>> Start(AgentOptions options);
+  virtual ~Agent() = default;
+
+  // Ends the stream and the thread. Shims are left as they are: with ON_AGENT_GONE_KILL they kill their
+  // ranks when they see the socket close. Waits at most `limit` for reports to be acknowledged.
+  virtual void Shutdown() = 0;
+};
+
+}  // namespace dgxrun
+
+#endif  // DGXRUN_AGENT_AGENT_H_

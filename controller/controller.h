@@ -1,0 +1,40 @@
+// A whole controller as an object: engine, services, listeners. dgxrun-controller makes one from a
+// cluster file; dgxrun in local mode makes one with a unix socket and an in-process channel.
+#ifndef DGXRUN_CONTROLLER_CONTROLLER_H_
+#define DGXRUN_CONTROLLER_CONTROLLER_H_
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "grpcpp/channel.h"
+#include "proto/rpc/credentials.h"
+
+namespace dgxrun {
+
+struct ControllerOptions {
+  std::string cluster_name;
+  std::string state_dir;
+  bool durable = true;
+  std::string unix_socket;     // path; empty: none. Mode 0600, or 0666 with `any_user`; callers by SO_PEERCRED
+  bool any_user = false;
+  std::string listen_address;  // "host:port" for TLS; empty: none. There is no plaintext port
+  TlsFiles tls;
+  uint32_t heartbeat_ms = 1000;
+  uint32_t node_lease_ms = 5000;
+  uint32_t isolation_timeout_ms = 10000;
+};
+
+class Controller {
+ public:
+  // Errors name the file, address or folder and how to mend it (a port that is taken, a log in use).
+  static absl::StatusOr<std::unique_ptr<Controller>> Start(ControllerOptions options);
+  virtual ~Controller() = default;  // closes listeners, then streams, then the engine
+
+  virtual std::shared_ptr<grpc::Channel> InProcessChannel() = 0;  // callers on it are this process's user
+  virtual std::string listening_on() const = 0;                    // with the real port where 0 was given
+};
+
+}  // namespace dgxrun
+
+#endif  // DGXRUN_CONTROLLER_CONTROLLER_H_
