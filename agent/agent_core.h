@@ -1,0 +1,289 @@
+// What an agent decides, and nothing else: what to refuse, to store, to resend, and until when its shims
+// may live. Pure: no clock, no I/O, no randomness; `now_ns` (CLOCK_BOOTTIME) comes with each input.
+//
+// Owner: the agent's thread (or the simulator). It feeds one Input at a time and performs the returned
+// Actions in order, before the next input. The order carries the promise "stored before sent": a Store*
+// action stands before every action that rests on it. If a Store* cannot be done, the rest of the list
+// must not be performed, and the agent starts anew from its store.
+//
+// Per (job, attempt) on this node:
+//
+//   (none) --Launch--> STARTING --RanksStarted--> RUNNING --Stop--> STOPPING --gone--> GONE --ack--> (none)
+//                         |-- Stop ----------------------------------^   (gone comes from any living phase)
+//
+// Invariants
+//   - Report numbers have no gaps; a report is stored before it is sent and resent until acknowledged.
+//   - For each job: `launched` and `tombstone` only grow. A Launch below `launched` or at most `tombstone` is
+//     refused with a report. A Launch above a living attempt waits until that one is gone.
+//   - AttemptGone is reported once per attempt, and only when nothing of the attempt lives here.
+//   - The term never falls; the cluster id never changes once known.
+//   - A lease is never renewed further than (sending time of an answered heartbeat) + isolation timeout.
+#ifndef DGXRUN_AGENT_AGENT_CORE_H_
+#define DGXRUN_AGENT_AGENT_CORE_H_
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "dgxrun/v1/agent_link.pb.h"
+#include "dgxrun/v1/node.pb.h"
+#include "dgxrun/v1/shim.pb.h"
+#include "proto/ids.h"
+
+namespace dgxrun::agent {
+
+struct AgentCoreOptions {
+  v1::WireVersion version;
+  NodeId node_id;
+  std::string node_name;
+  std::string boot_id;
+  std::string agent_user;
+  std::string expected_cluster_id;  // empty: the stored one, or the first that answers
+  v1::Inventory inventory;
+  bool leases = true;  // ON_AGENT_GONE_LEASE: shims live only as long as we are in touch
+};
+
+// What is kept of a job. Attempt numbers are int64 so that -1 can say "none yet".
+struct StoredJob {
+  int64_t launched = -1;    // highest attempt started here
+  int64_t tombstone = -1;   // attempts up to this one never start (again)
+  int64_t gone = -1;        // attempts up to this one were reported gone
+  uint64_t last_event = 0;  // of attempt `launched`: highest shim event that became a report
+
+  friend bool operator==(const StoredJob&, const StoredJob&) = default;
+};
+
+// All that survives a restart of the agent. Reports in order of their numbers; the last number ever
+// given is kept apart, since acknowledged reports are dropped.
+struct StoredState {
+  std::string cluster_id;
+  uint64_t term = 0;
+  std::map<JobId, StoredJob> jobs;
+  std::vector<v1::Report> reports;
+  uint64_t last_report = 0;
+};
+
+struct AttemptKey {
+  JobId job;
+  AttemptNo attempt;
+  friend auto operator<=>(const AttemptKey&, const AttemptKey&) = default;
+};
+
+// ---- Inputs ----
+
+// First input of a run, once the run folder was searched: `living` are attempts whose shims answer.
+// Those that were launched, are not among them and left no final file (FinalFound came before) get a Sweep.
+struct Restored {
+  std::vector<AttemptKey> living;
+};
+struct LinkUp {};    // a stream is open; nothing was said on it
+struct LinkDown {};  // it is closed
+struct FromController {
+  v1::ControllerMsg message;
+};
+struct HeartbeatDue {};
+struct PortsFree {  // reserved ports that no attempt uses, whenever they change
+  std::vector<uint32_t> ports;
+};
+struct PreparedHere {  // answer to CheckPaths
+  AttemptKey key;
+  v1::Prepared prepared;
+};
+struct StartFailed {  // answer to StartShimFor, when no shim came to life: nothing of the attempt runs
+  AttemptKey key;
+  std::string reason;
+};
+struct ShimSaid {  // a message of a shim, in order; `exited` and `gone` already carry the stderr tails
+  AttemptKey key;
+  v1::ShimMsg message;
+};
+struct ShimDisconnected {  // its socket closed; a ShimSaid(hello), FinalFound or StraysGone follows
+  AttemptKey key;
+};
+struct FinalFound {  // the shim is dead and left its events
+  v1::ShimFinal final;
+};
+struct StraysGone {  // answer to Sweep, or a shim that died without a final file: nothing is left
+  AttemptKey key;
+  std::string detail;
+};
+
+struct Input {
+  int64_t now_ns = 0;
+  std::variant<Restored, LinkUp, LinkDown, FromController, HeartbeatDue, PortsFree, PreparedHere, StartFailed,
+               ShimSaid, ShimDisconnected, FinalFound, StraysGone>
+      body;
+};
+
+// ---- Actions ----
+
+struct StoreCluster {
+  std::string cluster_id;
+  uint64_t term = 0;
+};
+struct StoreJob {
+  JobId job;
+  StoredJob stored;
+};
+// Report and job row in one transaction: an event becomes a report once.
+struct StoreReport {
+  v1::Report report;
+  StoredJob stored;
+};
+struct DropReports {
+  uint64_t up_to = 0;
+};
+struct DropJob {  // forgotten long ago: its row goes
+  JobId job;
+};
+struct Send {  // on the open stream
+  v1::AgentMsg message;
+};
+struct SetHeartbeat {  // after a Welcome: HeartbeatDue each so often, until the link is down
+  uint32_t period_ms = 0;
+};
+struct CloseLink {
+  std::string reason;
+  bool final = false;  // do not dial again
+};
+struct CheckPaths {
+  v1::Prepare prepare;
+};
+struct StartShimFor {
+  v1::Launch launch;
+  uint64_t lease_deadline_ns = 0;  // 0: no lease
+};
+struct ToShim {  // dropped when the shim is not connected: what matters is said again after its hello
+  AttemptKey key;
+  v1::ShimCommand command;
+};
+struct Sweep {  // kill what a dead shim may have left; answer with StraysGone
+  AttemptKey key;
+};
+// Nothing of the attempt lives: tails may end, its port is free, its run folder goes.
+struct AttemptEnded {
+  AttemptKey key;
+};
+struct ForgetJob {
+  JobId job;
+};
+struct StartTail {
+  v1::TailRequest request;
+  bool ended = false;  // the attempt does not live: do not wait for more than the files hold
+};
+struct CancelTail {
+  uint64_t tail_id = 0;
+};
+struct Note {  // for the agent's own log; a peer said something that has no place here
+  std::string text;
+};
+
+using Action = std::variant<StoreCluster, StoreJob, StoreReport, DropReports, DropJob, Send, SetHeartbeat,
+                            CloseLink, CheckPaths, StartShimFor, ToShim, Sweep, AttemptEnded, ForgetJob,
+                            StartTail, CancelTail, Note>;
+using Actions = std::vector<Action>;
+
+class AgentCore {
+ public:
+  // Jobs whose tombstones are kept after Forget. A controller forgets a job only once it never launches
+  // it again, so this bounds the store, not safety; 1,000 rows are some 100 KiB.
+  static constexpr size_t kMaxForgotten = 1000;
+  // Heartbeats without an answer that are remembered; older ones would renew no lease anyway.
+  static constexpr size_t kMaxUnanswered = 64;
+
+  AgentCore(AgentCoreOptions options, StoredState stored);
+
+  // Performs nothing; returns what to do, in order.
+  Actions Handle(const Input& input);
+
+  // For tests, tails and the simulator.
+  bool welcomed() const { return link_ == Link::kWelcomed; }
+  int64_t in_touch_ns() const { return in_touch_ns_; }  // 0: never
+  bool Lives(const AttemptKey& key) const;
+  const std::deque<v1::Report>& unacked() const { return reports_; }
+  const std::string& cluster_id() const { return cluster_id_; }
+  uint64_t term() const { return term_; }
+
+ private:
+  enum class Link { kDown, kHelloSent, kWelcomed, kRefused };
+  struct Attempt {
+    v1::AttemptPhase phase = v1::ATTEMPT_PHASE_STARTING;
+    bool connected = false;  // the shim said hello on the present connection
+    std::map<uint32_t, v1::RankReport> ranks;
+    std::optional<v1::ShimStop> stop;  // last Stop, said again after a hello
+    uint64_t gone_report = 0;          // number of its AttemptGone; 0 while it lives
+  };
+  struct Job {
+    StoredJob stored;
+    std::optional<v1::Launch> waiting;  // until the attempts below it are gone
+    int64_t owed_gone = -1;             // a Stop of an attempt that never ran, while a lower one lives
+    int64_t checking = -1;              // attempt of a CheckPaths without answer
+    int64_t refused = -1;               // attempt whose start failed here
+    bool forget = false;                // Forget came while something lived
+  };
+
+  void On(const Restored& input, int64_t now_ns, Actions* out);
+  void On(const LinkUp& input, int64_t now_ns, Actions* out);
+  void On(const LinkDown& input, int64_t now_ns, Actions* out);
+  void On(const FromController& input, int64_t now_ns, Actions* out);
+  void On(const HeartbeatDue& input, int64_t now_ns, Actions* out);
+  void On(const PortsFree& input, int64_t now_ns, Actions* out);
+  void On(const PreparedHere& input, int64_t now_ns, Actions* out);
+  void On(const StartFailed& input, int64_t now_ns, Actions* out);
+  void On(const ShimSaid& input, int64_t now_ns, Actions* out);
+  void On(const ShimDisconnected& input, int64_t now_ns, Actions* out);
+  void On(const FinalFound& input, int64_t now_ns, Actions* out);
+  void On(const StraysGone& input, int64_t now_ns, Actions* out);
+
+  void OnWelcome(const v1::Welcome& welcome, Actions* out);
+  void OnRefused(const v1::Refused& refused, Actions* out);
+  void OnAnswer(const v1::HeartbeatAnswer& answer, Actions* out);
+  void OnAck(const v1::ReportAck& ack, Actions* out);
+  void OnPrepare(const v1::Prepare& prepare, Actions* out);
+  void OnLaunch(const v1::Launch& launch, Actions* out);
+  void OnStop(const v1::StopAttempt& stop, Actions* out);
+  void OnForget(const v1::Forget& forget, Actions* out);
+  void OnTail(const v1::TailRequest& request, Actions* out);
+  void OnShimHello(const AttemptKey& key, const v1::ShimHello& hello, Actions* out);
+  void OnShimEvent(const AttemptKey& key, const v1::ShimEvent& event, Actions* out);
+
+  void Start(const v1::Launch& launch, Actions* out);
+  void StopLiving(const AttemptKey& key, Attempt* attempt, const v1::ShimStop& stop, Actions* out);
+  void Gone(const AttemptKey& key, v1::AttemptGone gone, uint64_t shim_event, Actions* out);
+  void AfterGone(const JobId& job, Actions* out);
+  void FinishForget(const JobId& job, Actions* out);
+  void Refuse(const AttemptKey& key, const std::string& reason, Actions* out);
+  void AddReport(const AttemptKey& key, v1::Report report, Actions* out);
+  bool HasUnacked(const AttemptKey& key, v1::Report::BodyCase body) const;
+  bool AnyLives(const JobId& job, int64_t up_to) const;
+  void RenewLeases(Actions* out);
+  uint64_t LeaseDeadline() const;
+  v1::Snapshot MakeSnapshot() const;
+
+  const AgentCoreOptions options_;
+  std::string cluster_id_;
+  uint64_t term_ = 0;
+  std::map<JobId, Job> jobs_;
+  std::deque<JobId> forgotten_;  // oldest first
+  std::map<AttemptKey, Attempt> attempts_;
+  std::deque<v1::Report> reports_;  // unacknowledged
+  uint64_t last_report_ = 0;
+  std::vector<uint32_t> free_ports_;
+
+  Link link_ = Link::kDown;
+  int64_t hello_sent_ns_ = 0;
+  uint64_t heartbeat_ = 0;                               // last number sent on this stream
+  uint64_t last_answer_ = 0;                             // on this stream
+  std::deque<std::pair<uint64_t, int64_t>> unanswered_;  // number, sending time
+  int64_t in_touch_ns_ = 0;
+  int64_t isolation_ns_ = 0;
+};
+
+}  // namespace dgxrun::agent
+
+#endif  // DGXRUN_AGENT_AGENT_CORE_H_
