@@ -44,6 +44,10 @@ void Apply(State* state, const v1::Record& record);
 Scope Touched(const State& state, const Input& input, const std::vector<v1::Record>& records);
 std::vector<Effect> Reconcile(const State& state, const Contacts& contacts, const Scope& scope);
 
+// The record by which an ended job leaves the state, for the engine when it performs ArchiveJob. The engine
+// keeps DescribeJob's answer first, then drops the job's other records and appends this one in one commit.
+v1::Record ArchivedRecord(const State& state, const JobId& job, absl::Time now);
+
 // For status: a job as a person sees it. The job must exist in `state`.
 v1::JobStatus DescribeJob(const State& state, const Contacts& contacts, const JobId& job, absl::Time now);
 v1::NodeInfo DescribeNode(const State& state, const Contacts& contacts, const NodeId& node, absl::Time now);

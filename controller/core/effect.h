@@ -22,8 +22,8 @@ struct SendToNode {
   Kind kind;
   NodeId node;
   ConnectionId connection = 0;
-  JobId job;           // empty for kWelcome, kRefuse, kHeartbeatAnswer, kAck
-  AttemptNo attempt;   // of kPrepare, kLaunch, kStop
+  JobId job;          // empty for kWelcome, kRefuse, kHeartbeatAnswer, kAck
+  AttemptNo attempt;  // of kPrepare, kLaunch, kStop
   v1::ControllerMsg message;
 };
 struct DeleteEnvironment {  // the job has ended: its blob goes

@@ -33,7 +33,7 @@ using ConnectionId = uint64_t;
 // Matches an Answer to the RPC that waits for it; unique within a run of the controller.
 using RequestId = uint64_t;
 
-struct ControllerStarted {  // first input of every run, after the log was replayed
+struct ControllerStarted {       // first input of every run, after the log was replayed
   std::string fresh_cluster_id;  // random; used only if the log has none yet
 };
 struct Tick {};

@@ -1,0 +1,219 @@
+// What the controller knows. State is durable: it is exactly what folding the log's records with Apply
+// gives. Contacts is volatile: who is connected and when they were last heard; it starts as *unknown*,
+// which is neither dead nor healthy, and is never logged.
+//
+// A job lives so:
+//
+//   queued ──▶ attempt k: preparing ──▶ launching ──▶ running ──▶ (stopping) ──▶ ended ──▶ queued for k+1
+//                                                                                   └────▶ job ended
+//
+// Three things are kept apart: what is wanted (`stop` of a job), what was observed (phases, ranks), and
+// why it ended (`why`). A job has at most one attempt that has not ended; the last ended one stays for
+// status. Processes may live from AttemptLaunched until NodeGone of a node, and only then.
+#ifndef DGXRUN_CONTROLLER_CORE_MODEL_H_
+#define DGXRUN_CONTROLLER_CORE_MODEL_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "controller/core/input.h"
+#include "dgxrun/v1/agent_link.pb.h"
+#include "dgxrun/v1/job.pb.h"
+#include "dgxrun/v1/node.pb.h"
+#include "dgxrun/v1/record.pb.h"
+#include "proto/ids.h"
+
+namespace dgxrun::core {
+
+// A value that is shared until it is changed, so that a State is copied by copying pointers.
+template <class T>
+class Cow {
+ public:
+  Cow() : value_(std::make_shared<T>()) {}
+  explicit Cow(T value) : value_(std::make_shared<T>(std::move(value))) {}
+  const T& operator*() const { return *value_; }
+  const T* operator->() const { return value_.get(); }
+  T& Mutable() {
+    if (value_.use_count() > 1) value_ = std::make_shared<T>(*value_);
+    return *value_;
+  }
+
+ private:
+  std::shared_ptr<T> value_;
+};
+
+// --- durable -----------------------------------------------------------------------------------
+
+enum class NodePhase { kUp, kLost, kFenced };
+
+struct Node {
+  NodeId id;
+  std::string name;
+  std::string boot_id;
+  std::string peer_address;  // "" over a unix socket or in process
+  v1::Inventory inventory;
+  std::string agent_user;
+  std::string release;
+  NodePhase phase = NodePhase::kUp;
+};
+
+// One rank of an attempt as last reported. `order` is the position in the log of the record that told of
+// its exit (0: not exited): the only order that is comparable between nodes.
+struct RankInfo {
+  v1::RankReport report;
+  uint64_t order = 0;
+  bool told_by_gone = false;  // the exit was first heard of in AttemptGone
+};
+
+struct Fault {
+  v1::Cause cause = v1::CAUSE_UNSPECIFIED;
+  NodeId node;
+  int32_t rank = -1;
+  std::string detail;
+  uint64_t order = 0;
+  bool after_stop = false;  // it began after the attempt was told to stop
+};
+
+// Share of an attempt on one node.
+struct AttemptNode {
+  enum class Phase { kPlaced, kPrepared, kStarted, kGone };
+  NodeId node;
+  std::string name;
+  v1::PlacedNode placed;
+  Phase phase = Phase::kPlaced;
+  std::optional<v1::Checkpoint> checkpoint;  // newest that the node found
+  std::map<uint32_t, RankInfo> ranks;        // by global rank; filled at the start
+  std::string log_dir;
+  std::vector<std::string> warnings;
+  bool fenced = false;
+  v1::Cause gone_cause = v1::CAUSE_UNSPECIFIED;
+  std::string gone_detail;
+};
+
+struct Attempt {
+  enum class Phase { kPreparing, kLaunching, kRunning, kStopping, kEnded };
+  AttemptNo number;
+  Phase phase = Phase::kPreparing;
+  bool launched = false;                // AttemptLaunched is in the log: processes may live
+  std::vector<Cow<AttemptNode>> nodes;  // in the order of their ranks
+  std::optional<v1::Checkpoint> checkpoint;
+  std::string master_addr;
+  uint32_t master_port = 0;
+  std::vector<Fault> faults;
+  v1::Cause stop_cause = v1::CAUSE_UNSPECIFIED;  // kStopping: what came first
+  uint64_t grace_ms = 0;                         // kStopping
+  absl::Time stopping_at = absl::InfinitePast();
+  absl::Time placed_at = absl::InfinitePast();
+  absl::Time launched_at = absl::InfinitePast();
+  absl::Time started_at = absl::InfinitePast();  // all nodes have started
+};
+
+struct StopWish {
+  std::string user, reason;
+  std::optional<uint64_t> grace_ms;
+  absl::Time at;
+};
+
+struct Job {
+  enum class Phase { kQueued, kActive, kEnded };
+  JobId id;
+  uint64_t number = 0;
+  std::string key;
+  v1::JobSpec spec;  // resolved
+  Phase phase = Phase::kQueued;
+  AttemptNo next_attempt;          // number that the next AttemptPlaced will carry
+  std::optional<Attempt> attempt;  // the current one, or the last that ended
+  std::set<NodeId> nodes_used;     // by any attempt
+  uint32_t restarts = 0;
+  uint32_t short_failures = 0;
+  absl::Time not_before = absl::InfinitePast();  // of the next attempt
+  std::optional<StopWish> stop;
+  v1::Why why;  // of the last failure or the end; cause unspecified: nothing has failed
+  v1::JobState end_state = v1::JOB_STATE_UNSPECIFIED;
+  int32_t exit_code = 0;
+  absl::Time submitted_at = absl::InfinitePast();
+  absl::Time ended_at = absl::InfinitePast();
+
+  bool on_cpu() const { return spec.device() == v1::DEVICE_CPU; }
+};
+
+struct State {
+  std::string cluster_id;  // empty: an empty log
+  uint64_t term = 0;
+  uint64_t last_job_number = 0;
+  uint64_t record_count = 0;  // records applied; gives facts their order
+  std::map<NodeId, Cow<Node>> nodes;
+  std::map<JobId, Cow<Job>> jobs;  // without the archived ones
+  // Keys of jobs in `jobs`, and of the newest archived ones, by (owner's uid, key).
+  std::map<std::pair<uint32_t, std::string>, JobId> keys;
+  std::vector<std::pair<uint32_t, std::string>> archived_keys;  // oldest first; at most kMaxArchivedKeys
+};
+
+// A client retries a submit for minutes, not for thousands of jobs; the engine's archive remembers the rest.
+inline constexpr size_t kMaxArchivedKeys = 1000;
+
+// --- volatile ----------------------------------------------------------------------------------
+
+// From the cluster file; set by the engine before the first input.
+struct Config {
+  std::string cluster_name;  // "local" for a local job
+  absl::Duration heartbeat = absl::Seconds(1);
+  absl::Duration node_lease = absl::Seconds(5);
+  absl::Duration isolation_timeout = absl::Seconds(10);
+  std::map<std::string, std::string> nccl;  // full variable name -> value
+  v1::WireVersion version;
+};
+
+// A node's stream. Present once a Hello was accepted; stays when the stream closes (connection 0).
+struct Contact {
+  ConnectionId connection = 0;  // 0: not connected
+  absl::Time last_heard = absl::InfinitePast();
+  uint64_t heartbeat = 0;    // number of the last one on this connection
+  uint64_t last_report = 0;  // number of the last one on this connection
+  std::vector<uint32_t> free_ports;
+  // What lives there, from the Hello's snapshot and the reports since.
+  std::map<std::pair<JobId, AttemptNo>, v1::AttemptPhase> attempts;
+};
+
+struct Rejection {
+  NodeId node;
+  v1::Refused refused;
+};
+
+struct Contacts {
+  Config config;
+  absl::Time started_at = absl::InfinitePast();
+  // Since when this controller has run without a pause: silence that it slept through is nobody's fault.
+  absl::Time awake_since = absl::InfinitePast();
+  absl::Time last_input = absl::InfinitePast();
+  std::map<NodeId, Contact> nodes;
+  std::map<ConnectionId, Rejection> rejected;
+  // Jobs of which a node holds a higher attempt than the log knows (an old log was restored): left alone.
+  std::set<JobId> ahead;
+};
+
+// --- small questions that every part asks ------------------------------------------------------
+
+const Job* FindJobById(const State& state, const JobId& id);
+const Node* FindNode(const State& state, const NodeId& id);
+// Null when the attempt has no share there.
+const AttemptNode* FindShare(const Attempt& attempt, const NodeId& node);
+bool IsConnected(const Contacts& contacts, const NodeId& node);
+// The attempt that is neither ended nor absent, else null.
+const Attempt* LiveAttempt(const Job& job);
+// Whether processes of the attempt may live on the node, as far as the log tells.
+bool HoldsNode(const Job& job, const NodeId& node);
+// Jobs whose live attempt has a share on the node that is not gone.
+std::vector<JobId> JobsOn(const State& state, const NodeId& node);
+bool IsEnded(v1::JobState state);
+
+}  // namespace dgxrun::core
+
+#endif  // DGXRUN_CONTROLLER_CORE_MODEL_H_
