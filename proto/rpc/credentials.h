@@ -10,8 +10,10 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "grpcpp/channel.h"
 #include "grpcpp/security/credentials.h"
 #include "grpcpp/security/server_credentials.h"
+#include "grpcpp/server_builder.h"
 #include "grpcpp/server_context.h"
 #include "grpcpp/support/channel_arguments.h"
 
@@ -31,10 +33,15 @@ absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> ClientTls(const TlsFil
 // Channel and server arguments that every connection of ours uses; each with its reason in the .cc
 // (sizes, back-off, no proxy, no port sharing, no BDP probes).
 grpc::ChannelArguments ClientArguments(bool tls);
+void SetServerArguments(grpc::ServerBuilder* builder);
 
 // Connects to "unix:/path" (plain; the server asks the kernel who we are) or "host:port" (TLS).
 // `bulk`: a connection of its own, never shared with another channel to the same target.
-absl::StatusOr<std::shared_ptr<grpc::Channel>> Dial(const std::string& target, const TlsFiles& files, bool bulk);
+absl::StatusOr<std::shared_ptr<grpc::Channel>> Dial(const std::string& target, const TlsFiles& files,
+                                                    bool bulk);
+
+// Common name of the client's verified certificate; empty when there is none (unix socket, in process).
+std::string TlsCommonName(const grpc::ServerContextBase& context);
 
 }  // namespace dgxrun
 
