@@ -22,16 +22,17 @@ namespace dgxrun {
 
 struct AgentOptions {
   std::string node_name;
-  std::string state_dir;    // node id, agent.db; made if missing, mode 0700. Empty: nothing is kept (local mode)
-  std::string run_dir;      // on a tmpfs; one folder per attempt below it
-  std::string log_root;     // <log_root>/<job>/attempt_<k>/...
-  std::string shim_binary;  // absolute
+  std::string
+      state_dir;         // node id, agent.db; made if missing, mode 0700. Empty: nothing is kept (local mode)
+  std::string run_dir;   // on a tmpfs; one folder per attempt below it
+  std::string log_root;  // <log_root>/<job>/attempt_<k>/...
+  std::string shim_binary;          // absolute
   std::string expected_cluster_id;  // empty: the one in state_dir, or the first that answers
   v1::Inventory inventory;
   v1::OnAgentGone on_agent_gone = v1::ON_AGENT_GONE_LEASE;
   uint32_t port_low = 0, port_high = 0;  // range of reserved ports; 0: any free port
-  bool allow_root = false;  // a root agent runs ranks as root only if this is set
-  bool single_user = false; // agent of an ordinary user, or local mode: ranks run as the agent's own account
+  bool allow_root = false;               // a root agent runs ranks as root only if this is set
+  bool single_user = false;  // agent of an ordinary user, or local mode: ranks run as the agent's own account
   bool inherit_terminal = false;  // local mode, one rank
   // Two channels to the same controller with connections of their own: control, and bulk output.
   std::shared_ptr<grpc::Channel> control;

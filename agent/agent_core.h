@@ -30,6 +30,7 @@
 #include <variant>
 #include <vector>
 
+#include "agent/report_log.h"
 #include "dgxrun/v1/agent_link.pb.h"
 #include "dgxrun/v1/node.pb.h"
 #include "dgxrun/v1/shim.pb.h"
@@ -205,7 +206,7 @@ class AgentCore {
   bool welcomed() const { return link_ == Link::kWelcomed; }
   int64_t in_touch_ns() const { return in_touch_ns_; }  // 0: never
   bool Lives(const AttemptKey& key) const;
-  const std::deque<v1::Report>& unacked() const { return reports_; }
+  const std::deque<v1::Report>& unacked() const { return reports_.unacked(); }
   const std::string& cluster_id() const { return cluster_id_; }
   uint64_t term() const { return term_; }
 
@@ -213,7 +214,8 @@ class AgentCore {
   enum class Link { kDown, kHelloSent, kWelcomed, kRefused };
   struct Attempt {
     v1::AttemptPhase phase = v1::ATTEMPT_PHASE_STARTING;
-    bool connected = false;  // the shim said hello on the present connection
+    bool first_connection = false;  // started in this run and never disconnected: no ShimAttach is due
+    uint64_t last_event = 0;        // highest shim event that became a report
     std::map<uint32_t, v1::RankReport> ranks;
     std::optional<v1::ShimStop> stop;  // last Stop, said again after a hello
     uint64_t gone_report = 0;          // number of its AttemptGone; 0 while it lives
@@ -252,6 +254,7 @@ class AgentCore {
   void OnShimHello(const AttemptKey& key, const v1::ShimHello& hello, Actions* out);
   void OnShimEvent(const AttemptKey& key, const v1::ShimEvent& event, Actions* out);
 
+  Attempt* Adopt(const AttemptKey& key);
   void Start(const v1::Launch& launch, Actions* out);
   void StopLiving(const AttemptKey& key, Attempt* attempt, const v1::ShimStop& stop, Actions* out);
   void Gone(const AttemptKey& key, v1::AttemptGone gone, uint64_t shim_event, Actions* out);
@@ -259,8 +262,8 @@ class AgentCore {
   void FinishForget(const JobId& job, Actions* out);
   void Refuse(const AttemptKey& key, const std::string& reason, Actions* out);
   void AddReport(const AttemptKey& key, v1::Report report, Actions* out);
-  bool HasUnacked(const AttemptKey& key, v1::Report::BodyCase body) const;
   bool AnyLives(const JobId& job, int64_t up_to) const;
+  bool TooOld(const Job& job, int64_t attempt) const;
   void RenewLeases(Actions* out);
   uint64_t LeaseDeadline() const;
   v1::Snapshot MakeSnapshot() const;
@@ -271,8 +274,7 @@ class AgentCore {
   std::map<JobId, Job> jobs_;
   std::deque<JobId> forgotten_;  // oldest first
   std::map<AttemptKey, Attempt> attempts_;
-  std::deque<v1::Report> reports_;  // unacknowledged
-  uint64_t last_report_ = 0;
+  ReportLog reports_;
   std::vector<uint32_t> free_ports_;
 
   Link link_ = Link::kDown;
