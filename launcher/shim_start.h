@@ -16,9 +16,9 @@
 namespace dgxrun {
 
 struct ShimStartOptions {
-  std::string shim_binary;      // absolute path of dgxrun-shim
-  std::string run_dir;          // of this (job, attempt); exists, on a tmpfs, mode 0700
-  std::vector<int> held_ports;  // bound, not listening sockets; the shim holds copies through the attempt
+  std::string shim_binary;        // absolute path of dgxrun-shim
+  std::string run_dir;            // of this (job, attempt); exists, on a tmpfs, mode 0700
+  std::vector<int> held_ports;    // bound, not listening sockets; the shim holds copies through the attempt
   bool inherit_terminal = false;  // pass fds 0 and 1 on, for the one rank of a local job
 };
 

@@ -143,7 +143,8 @@ bool EventLoop::RunOnce(absl::Duration limit) {
     wait_ns = std::min(wait_ns, std::max<int64_t>(0, timers_.begin()->first.first - BoottimeNs()));
   }
   // Round up, else a timer due in 0.4 ms makes the loop spin.
-  const int64_t wait_ms = wait_ns == INT64_MAX ? -1 : std::min<int64_t>((wait_ns + 999999) / 1000000, 1 << 30);
+  const int64_t wait_ms =
+      wait_ns == INT64_MAX ? -1 : std::min<int64_t>((wait_ns + 999999) / 1000000, 1 << 30);
   std::array<epoll_event, kMaxEventsPerWait> events;
   int n = epoll_wait(epoll_.get(), events.data(), kMaxEventsPerWait, static_cast<int>(wait_ms));
   if (n < 0 && errno != EINTR) Die("epoll_wait");
