@@ -1,0 +1,105 @@
+"""Fixtures of the end-to-end tests. They run the real programs, each test in folders of its own.
+
+Whatever happens, nothing stays behind: a test's processes die with it (below), and if pytest itself is
+killed, the janitor sees it and kills and removes the rest.
+"""
+
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+
+import pytest
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+from harness import modes  # noqa: E402
+from harness.leaks import LeakChecker  # noqa: E402
+from harness.process import become_subreaper, descendants, process, reap_strays  # noqa: E402
+from harness.workspace import Workspace  # noqa: E402
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "root: makes network namespaces or changes accounts, so needs root")
+    become_subreaper()
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        call = getattr(item, "callspec", None)
+        if call and call.params.get("mode") == "net":
+            item.add_marker(pytest.mark.root)
+
+
+@pytest.fixture(scope="session")
+def session_dir():
+    """(token, folder) of this pytest; the folder is on a tmpfs, as run folders must be."""
+    token = "dgxe2e-" + secrets.token_hex(4)
+    base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
+    folder = os.path.join(base, token)
+    os.mkdir(folder, mode=0o711)
+    janitor = subprocess.Popen(
+        [sys.executable, os.path.join(os.path.dirname(__file__), "harness", "janitor.py"), token, folder],
+        stdin=subprocess.PIPE, start_new_session=True,
+    )
+    yield token, folder, process(janitor.pid)
+    shutil.rmtree(folder, ignore_errors=True)
+    janitor.stdin.close()
+    janitor.wait(timeout=60)
+
+
+@pytest.fixture
+def workspace(session_dir):
+    token, folder, _ = session_dir
+    place = Workspace(folder, token)
+    yield place
+    place.remove()
+
+
+@pytest.fixture
+def leaks(workspace, session_dir):
+    """Made before any cluster, checked after it is down: the last word of every test."""
+    checker = LeakChecker(workspace, {session_dir[2], *descendants()})
+    yield checker
+    try:
+        checker.check_all_gone(modes.PROMPT_S)
+    finally:
+        workspace.close()
+        for one in descendants():
+            if one not in checker.own:
+                try:
+                    os.kill(one.pid, 9)
+                except ProcessLookupError:
+                    pass
+        reap_strays(set())
+
+
+@pytest.fixture
+def local(workspace, leaks):
+    mode = modes.LocalMode(workspace)
+    yield mode
+    mode.close()
+
+
+@pytest.fixture
+def dev(workspace, leaks):
+    mode = modes.DevMode(workspace)
+    yield mode
+    mode.close()
+
+
+@pytest.fixture
+def net(workspace, leaks):
+    mode = modes.NetMode(workspace)
+    yield mode
+    mode.close()
+
+
+@pytest.fixture
+def mode(request, workspace, leaks):
+    """Parametrize with indirect=True over "local", "dev" and "net"."""
+    made = modes.MODES[request.param](workspace)
+    yield made
+    made.close()
