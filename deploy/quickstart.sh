@@ -63,7 +63,7 @@ job=$!
 
 # Wait for the rank's word without looking again and again; no word for five minutes is a failure.
 touch "$WORK/output"
-timeout 300 tail -n +1 -f --pid="$job" "$WORK/output" | grep -q -m 1 "holding at step $HOLD_AT" ||
+grep -q -m 1 "holding at step $HOLD_AT" < <(timeout 300 tail -n +1 -f --pid="$job" "$WORK/output") ||
   fail "the run did not reach step $HOLD_AT"
 victim=$(status_field '[r["pid"] for n in status["nodes"] for r in n["ranks"] if r["rank"] == 3][0]')
 say "kill -9 $victim: rank 3, on node2"

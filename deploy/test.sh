@@ -14,8 +14,7 @@ PYTHON=$(project_python)
 say "formatting (clang-format 14)"
 mapfile -t sources < <(cd "$ROOT" && git ls-files '*.h' '*.cc')
 [ "${#sources[@]}" -gt 0 ] || fail "no sources: this must run in a git checkout"
-(cd "$ROOT" && "$PYTHON" -c 'import sys, clang_format; clang_format.clang_format()' \
-  --dry-run --Werror "${sources[@]}") || fail "run clang-format -i on the files named above"
+(cd "$ROOT" && "$(dirname "$PYTHON")/clang-format" --dry-run --Werror "${sources[@]}") || fail "run clang-format -i on the files named above"
 
 build_preset debug
 say "unit tests, preset debug"
