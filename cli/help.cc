@@ -1,0 +1,109 @@
+#include "cli/help.h"
+
+#include <map>
+
+namespace dgxrun::cli {
+namespace {
+
+constexpr char kMain[] = R"(dgxrun: launches, watches and resumes multi-node GPU jobs
+
+  dgxrun [options] script.py [args...]      run a script; what follows the script belongs to it
+  dgxrun run [options] script.py [args...]  the same; for a script that is called like a subcommand
+  dgxrun status|nodes|logs|why|stop ...     look at jobs, or stop one
+  dgxrun dev up|down|status                 a cluster of real processes on this machine
+  dgxrun cluster init DIR                   certificates and first files of a cluster over the network
+
+Examples
+  dgxrun -g 2 train.py --lr 3e-4            this machine, 2 ranks; nothing to set up
+  dgxrun -g all train.py                    one rank per GPU of this machine
+  dgxrun dev up -n 2; dgxrun -n 2 -g 2 train.py
+  dgxrun -n 2 -g 8 --ckpt-dir ckpt --resume-arg '--resume {}' train.py
+  dgxrun -g 4 -m mypackage.train            a module
+  dgxrun -g 2 --no-python ./a.out           any program
+
+Where
+  -n, -N, --nodes K        nodes of a cluster. Without -n and --cluster: this machine
+  -g, --gpus-per-node N    ranks per node, one GPU each; "all": one per GPU. Default 1.
+      --nproc-per-node N   the same, as torchrun calls it
+      --cluster NAME|FILE  the cluster. Else: $DGXRUN_CLUSTER, ~/.config/dgxrun/cluster.toml,
+                           /etc/dgxrun/cluster.toml, the dev cluster
+      --device auto|gpu|cpu  auto: GPUs where the PCI bus has any, else the CPU
+
+What
+  -m, --module             the script is a Python module
+      --no-python          the script is any program
+      --name NAME          a name for the job, to use in place of its id
+      --export RULE        ALL (default), NONE, or NAME,NAME=VALUE: variables that go along
+
+When it fails
+      --max-restarts N     restarts of the whole job; default 3
+      --ckpt-dir DIR       the newest checkpoint in it is given to each attempt as DGXRUN_RESUME_FROM
+      --resume-arg 'WORDS' added to the command when there is a checkpoint; {} is its path
+      --grace TIME         from SIGTERM to SIGKILL; default 30s
+
+Output
+      --log-all            show all ranks, also above 16 ranks
+      --help, --version
+
+Exit code: 0, the first failing rank's own, 128 + signal, or 64 usage, 69 unreachable, 70 internal,
+75 preempted, 76 hang, 77 denied, 78 configuration. Ctrl-C stops the job, twice: at once.
+)";
+
+constexpr char kStatus[] = R"(dgxrun status [JOB] [--all] [--json] [--cluster NAME|FILE]
+
+The state of a job: JOB is an id or a name; without it, the latest. Local, running and ended jobs answer.
+  --all      one line per job, newest first
+  --json     for programs; names and states are listed in docs/states.md
+)";
+constexpr char kNodes[] = R"(dgxrun nodes [--json] [--cluster NAME|FILE]
+
+The nodes of the cluster, their state, GPUs and jobs. Without a cluster: this machine.
+)";
+constexpr char kLogs[] = R"(dgxrun logs [JOB] [-r RANKS] [-f] [--attempt N] [--cluster NAME|FILE]
+
+What the ranks of a job wrote: lines of stdout to stdout, of stderr to stderr.
+  -r, --ranks RANKS   only these: 3 or 0,2 or 0-7,9
+  -f, --follow        go on until the job has ended
+      --attempt N     of that attempt (from 0); default: the current or last one
+)";
+constexpr char kWhy[] = R"(dgxrun why [JOB] [--json] [--cluster NAME|FILE]
+
+What ended a job, or its last attempt: which rank on which node, what happened, and the last lines of its
+stderr.
+)";
+constexpr char kStop[] = R"(dgxrun stop [JOB] [--grace TIME] [--cluster NAME|FILE]
+
+Stops a job on all nodes: SIGTERM, then SIGKILL after the job's grace, or TIME if that is shorter. Returns
+when nothing of it runs any more. Without JOB: the latest that runs.
+)";
+constexpr char kDev[] =
+    R"(dgxrun dev up [-n NODES]   start a controller and agents node1..nodeN on this machine, or what is missing
+dgxrun dev down            stop its jobs, then its processes
+dgxrun dev status [--json]
+
+A job with -n uses it when no other cluster is set. Its files: dev/ in the state folder
+($DGXRUN_STATE_DIR, else ~/.local/state/dgxrun).
+)";
+constexpr char kCluster[] =
+    R"(dgxrun cluster init DIR [--name NAME] [--host NAME|ADDRESS ...] [--user NAME ...]
+
+Makes in DIR a certificate authority, certificates for the controller, the agents and each user, and the
+files controller.toml, agent.toml and cluster.toml to start from. Overwrites nothing.
+  --host   name or address under which nodes and users reach the controller; the first one is dialled
+  --user   accounts that get a certificate; default: yours
+)";
+
+}  // namespace
+
+std::string HelpText(const std::string& command) {
+  static const std::map<std::string, const char*> kTexts = {
+      {"status", kStatus}, {"nodes", kNodes}, {"logs", kLogs},       {"why", kWhy},
+      {"stop", kStop},     {"dev", kDev},     {"cluster", kCluster},
+  };
+  const auto it = kTexts.find(command);
+  return it == kTexts.end() ? kMain : it->second;
+}
+
+std::string VersionText() { return "dgxrun " DGXRUN_VERSION "\n"; }
+
+}  // namespace dgxrun::cli

@@ -1,0 +1,202 @@
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "cli/render.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace dgxrun::cli {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr int64_t kSecond = 1'000'000'000;
+
+v1::JobStatus Job() {
+  v1::JobStatus job;
+  job.set_job_id("3f2a1c-1");
+  job.set_name("bert");
+  job.set_state(v1::JOB_STATE_RUNNING);
+  job.set_attempt(1);
+  job.set_restarts(1);
+  job.set_max_restarts(3);
+  job.set_nodes_wanted(2);
+  job.set_ranks_per_node(1);
+  job.set_cluster("dev");
+  job.set_on_cpu(true);
+  job.set_cwd("/home/u");
+  for (const char* word : {"python", "-u", "train.py", "HF_TOKEN=abc"}) job.add_argv(word);
+  job.set_submitted_unix_ns(1000 * kSecond);
+  job.set_started_unix_ns(1060 * kSecond);
+  for (int n = 0; n < 2; ++n) {
+    v1::JobNodeStatus* node = job.add_nodes();
+    node->set_name("node" + std::to_string(n + 1));
+    node->set_state(v1::NODE_STATE_UP);
+    node->set_log_dir("/logs/3f2a1c-1/attempt_1");
+    v1::RankStatus* rank = node->add_ranks();
+    rank->set_rank(static_cast<uint32_t>(n));
+    rank->set_pid(100 + n);
+    rank->set_state(v1::RANK_STATE_RUNNING);
+  }
+  v1::Why* why = job.mutable_why();
+  why->set_cause(v1::CAUSE_SIGNAL);
+  why->set_rank(1);
+  why->set_node("node2");
+  why->set_detail("killed by SIGKILL");
+  why->add_stderr_tail("boom\x1b[31m");
+  why->mutable_exit()->set_code(137);
+  why->mutable_exit()->set_signal(9);
+  job.mutable_checkpoint()->set_path("ckpt/step_20.pt");
+  job.mutable_checkpoint()->set_step(20);
+  return job;
+}
+
+v1::JobStatus EndedJob() {
+  v1::JobStatus job = Job();
+  job.set_state(v1::JOB_STATE_FAILED);
+  job.set_ended_unix_ns(1100 * kSecond);
+  job.set_exit_code(137);
+  job.mutable_why()->set_attempt(1);
+  return job;
+}
+
+TEST(Render, Status) {
+  EXPECT_EQ(RenderStatus(Job(), absl::FromUnixSeconds(1125)),
+            "job        3f2a1c-1 (bert)\n"
+            "state      running, attempt 1 (restart 1 of 3)\n"
+            "where      2 nodes × 1 = 2 ranks on dev, CPU\n"
+            "command    python -u train.py HF_TOKEN=***\n"
+            "folder     /home/u\n"
+            "time       submitted 2 min 5 s ago\n"
+            "checkpoint ckpt/step_20.pt (step 20)\n"
+            "why        attempt 0: rank 1 on node2 was killed by SIGKILL\n"
+            "nodes\n"
+            "  node1      up      rank 0 running (pid 100)\n"
+            "  node2      up      rank 1 running (pid 101)\n"
+            "logs       node1:/logs/3f2a1c-1/attempt_1\n"
+            "logs       node2:/logs/3f2a1c-1/attempt_1\n");
+}
+
+TEST(Render, Layout) {
+  EXPECT_EQ(Layout(2, 8, "dev"), "2 nodes × 8 = 16 ranks on dev");
+  EXPECT_EQ(Layout(1, 1, "this machine"), "1 node × 1 = 1 rank on this machine");
+}
+
+TEST(Render, WhySentences) {
+  v1::Why why;
+  why.set_rank(2);
+  why.set_node("node1");
+  why.set_detail("exited with code 85");
+  EXPECT_EQ(WhySentence(why), "rank 2 on node1 exited with code 85");
+  why.set_detail("no such file");
+  EXPECT_EQ(WhySentence(why), "rank 2 on node1: no such file");
+  why.set_rank(-1);
+  EXPECT_EQ(WhySentence(why), "node1: no such file");
+  why.set_detail("node1 does not answer");
+  EXPECT_EQ(WhySentence(why), "node1 does not answer");
+  why.set_detail("");
+  why.set_node("");
+  why.set_cause(v1::CAUSE_STOPPED);
+  EXPECT_EQ(WhySentence(why), "stopped");
+}
+
+TEST(Render, RestartAndSummary) {
+  EXPECT_EQ(RenderRestart(Job().why(), Job()),
+            "attempt 0 failed: rank 1 on node2 was killed by SIGKILL; restart 1 of 3 from ckpt/step_20.pt");
+  EXPECT_THAT(
+      RenderSummary(EndedJob()),
+      ElementsAre("job 3f2a1c-1 failed after 1 min 40 s, 2 attempts: rank 1 on node2 was killed by SIGKILL",
+                  "  | boom?[31m", "logs: /logs/3f2a1c-1/attempt_1"));
+  v1::JobStatus good = EndedJob();
+  good.set_state(v1::JOB_STATE_SUCCEEDED);
+  good.mutable_nodes(1)->set_log_dir("/other");
+  EXPECT_THAT(RenderSummary(good), ElementsAre("job 3f2a1c-1 succeeded after 1 min 40 s, 2 attempts",
+                                               "logs: node1:/logs/3f2a1c-1/attempt_1", "logs: node2:/other"));
+}
+
+TEST(Render, Why) {
+  EXPECT_EQ(RenderWhy(EndedJob()),
+            "job 3f2a1c-1 failed, attempt 1: rank 1 on node2 was killed by SIGKILL\n"
+            "cause      signal\n"
+            "rank       1\n"
+            "node       node2\n"
+            "last lines of its stderr:\n"
+            "  boom?[31m\n");
+  v1::JobStatus fine = Job();
+  fine.clear_why();
+  EXPECT_EQ(RenderWhy(fine), "job 3f2a1c-1 running; nothing has failed so far\n");
+}
+
+TEST(Render, StatusJsonHasTheDocumentedNames) {
+  const auto json = nlohmann::json::parse(StatusJson(Job()));
+  EXPECT_EQ(json["job"], "3f2a1c-1");
+  EXPECT_EQ(json["name"], "bert");
+  EXPECT_EQ(json["state"], "running");
+  EXPECT_EQ(json["attempt"], 1);
+  EXPECT_EQ(json["restarts"], 1);
+  EXPECT_EQ(json["nodes"][1]["name"], "node2");
+  EXPECT_EQ(json["nodes"][1]["state"], "up");
+  const auto& rank = json["nodes"][1]["ranks"][0];
+  EXPECT_EQ(rank["rank"], 1);
+  EXPECT_EQ(rank["local_rank"], 0);
+  EXPECT_EQ(rank["pid"], 101);
+  EXPECT_EQ(rank["state"], "running");
+  EXPECT_TRUE(rank["exit"].is_null());
+  EXPECT_EQ(json["why"]["cause"], "signal");
+  EXPECT_EQ(json["why"]["rank"], 1);
+  EXPECT_EQ(json["why"]["node"], "node2");
+  EXPECT_EQ(json["why"]["detail"], "killed by SIGKILL");
+  EXPECT_EQ(json["why"]["stderr_tail"].size(), 1u);
+  EXPECT_EQ(json["why"]["signal"], 9);
+  EXPECT_EQ(json["checkpoint"], "ckpt/step_20.pt");
+  EXPECT_TRUE(json["exit_code"].is_null());
+  EXPECT_EQ(json["submitted"], "1970-01-01T00:16:40.000Z");
+  EXPECT_THAT(StatusJson(Job()), Not(HasSubstr("abc\"")));
+}
+
+TEST(Render, JsonTakesAnyBytes) {
+  v1::JobStatus job = EndedJob();
+  job.mutable_why()->set_detail("code");
+  job.set_cwd("/\xff\xfe");
+  const auto json = nlohmann::json::parse(StatusJson(job));
+  EXPECT_EQ(json["exit_code"], 137);
+  job.clear_why();
+  job.clear_checkpoint();
+  EXPECT_TRUE(nlohmann::json::parse(StatusJson(job))["why"].is_null());
+  EXPECT_TRUE(nlohmann::json::parse(StatusJson(job))["checkpoint"].is_null());
+}
+
+TEST(Render, StateNames) {
+  EXPECT_EQ(StateName(v1::JOB_STATE_QUEUED), "queued");
+  EXPECT_EQ(StateName(v1::NODE_STATE_LOST), "lost");
+  EXPECT_EQ(StateName(v1::RANK_STATE_EXITED), "exited");
+  EXPECT_EQ(CauseName(v1::CAUSE_LAUNCH_REFUSED), "launch_refused");
+  EXPECT_EQ(StateName(static_cast<v1::JobState>(99)), "unknown") << "a newer controller's state";
+}
+
+TEST(Render, Nodes) {
+  v1::NodeInfo node;
+  node.set_name("node1");
+  node.set_state(v1::NODE_STATE_UP);
+  node.mutable_inventory()->set_allowed_cores(2);
+  node.mutable_inventory()->set_gpu_error("no driver");
+  node.add_jobs("3f2a1c-1");
+  EXPECT_EQ(RenderNodes({node}),
+            "NODE         STATE    GPUS      CORES  JOBS             ADDRESS\n"
+            "node1        up       0/0           2  3f2a1c-1         -\n"
+            "  node1: no driver\n");
+  const auto json = nlohmann::json::parse(NodesJson({node}));
+  EXPECT_EQ(json[0]["state"], "up");
+  EXPECT_EQ(json[0]["jobs"][0], "3f2a1c-1");
+}
+
+TEST(Render, JobList) {
+  const std::string text = RenderJobList({Job()}, absl::FromUnixSeconds(1010));
+  EXPECT_THAT(text, HasSubstr("3f2a1c-1       bert             running"));
+  EXPECT_EQ(RenderJobList({}, absl::FromUnixSeconds(0)), "no jobs\n");
+}
+
+}  // namespace
+}  // namespace dgxrun::cli
