@@ -77,10 +77,12 @@ struct AttemptKey {
 
 // ---- Inputs ----
 
-// First input of a run, once the run folder was searched: `living` are attempts whose shims answer.
-// Those that were launched, are not among them and left no final file (FinalFound came before) get a Sweep.
+// First input of a run, once the run folder was searched (a FinalFound for each final file came before).
+// `living`: attempts whose shims answer. `dead`: folders with neither. The dead, and those that were launched
+// but have no folder at all, get a Sweep.
 struct Restored {
   std::vector<AttemptKey> living;
+  std::vector<AttemptKey> dead;
 };
 struct LinkUp {};    // a stream is open; nothing was said on it
 struct LinkDown {};  // it is closed
@@ -255,6 +257,7 @@ class AgentCore {
   void OnShimEvent(const AttemptKey& key, const v1::ShimEvent& event, Actions* out);
 
   Attempt* Adopt(const AttemptKey& key);
+  void NoteLaunched(const AttemptKey& key, Actions* out);
   void Start(const v1::Launch& launch, Actions* out);
   void StopLiving(const AttemptKey& key, Attempt* attempt, const v1::ShimStop& stop, Actions* out);
   void Gone(const AttemptKey& key, v1::AttemptGone gone, uint64_t shim_event, Actions* out);

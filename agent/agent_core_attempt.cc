@@ -219,15 +219,24 @@ AgentCore::Attempt* AgentCore::Adopt(const AttemptKey& key) {
   return &attempt;
 }
 
+// An agent that lost its state folder meets attempts that it does not know.
+void AgentCore::NoteLaunched(const AttemptKey& key, Actions* out) {
+  Job& job = jobs_[key.job];
+  if (Number(key.attempt) <= job.stored.launched) return;
+  job.stored.launched = Number(key.attempt);
+  job.stored.last_event = 0;
+  out->push_back(StoreJob{key.job, job.stored});
+}
+
 void AgentCore::On(const Restored& input, int64_t, Actions* out) {
   for (const AttemptKey& key : input.living) {
-    Job& job = jobs_[key.job];
-    if (Number(key.attempt) > job.stored.launched) {  // an agent that lost its state folder
-      job.stored.launched = Number(key.attempt);
-      job.stored.last_event = 0;
-      out->push_back(StoreJob{key.job, job.stored});
-    }
+    NoteLaunched(key, out);
     Adopt(key);
+  }
+  for (const AttemptKey& key : input.dead) {
+    NoteLaunched(key, out);
+    // Of an older attempt only the folder is left to remove.
+    if (Number(key.attempt) < jobs_[key.job].stored.launched) out->push_back(AttemptEnded{key});
   }
   for (const auto& [id, job] : jobs_) {
     if (job.stored.launched < 0 || job.stored.launched <= job.stored.gone) continue;
@@ -373,10 +382,7 @@ void AgentCore::On(const FinalFound& input, int64_t, Actions* out) {
     out->push_back(AttemptEnded{key});
     return;
   }
-  if (Number(key.attempt) > job.stored.launched) {  // an agent that lost its state folder
-    job.stored.launched = Number(key.attempt);
-    job.stored.last_event = 0;
-  }
+  NoteLaunched(key, out);
   const uint64_t seen = Adopt(key)->last_event;
   for (const v1::ShimEvent& event : final.events()) {
     if (event.number() > seen && Lives(key)) OnShimEvent(key, event, out);
