@@ -6,12 +6,13 @@
 #ifndef DGXRUN_AGENT_FILE_TASKS_H_
 #define DGXRUN_AGENT_FILE_TASKS_H_
 
+#include <atomic>
 #include <cstddef>
 #include <functional>
 #include <memory>
-#include <mutex>
+#include <utility>
 
-#include "launcher/base/event_loop.h"
+#include "agent/loop_inbox.h"
 
 namespace dgxrun::agent {
 
@@ -21,22 +22,15 @@ class FileTasks {
   // once.
   static constexpr size_t kMaxRunning = 128;
 
-  explicit FileTasks(EventLoop* loop);
-  ~FileTasks();  // results that come later are dropped
-  FileTasks(const FileTasks&) = delete;
-  FileTasks& operator=(const FileTasks&) = delete;
+  explicit FileTasks(std::shared_ptr<LoopInbox> inbox) : inbox_(std::move(inbox)) {}
 
   // Runs `work` on a new thread, then what it returned on the loop. `work` must own all it uses. False: too
   // many are running, nothing happens.
   bool Run(std::function<std::function<void()>()> work);
 
  private:
-  struct Inbox {
-    std::mutex mutex;
-    EventLoop* loop;     // under mutex; null once the agent is gone
-    size_t running = 0;  // under mutex
-  };
-  std::shared_ptr<Inbox> inbox_;
+  const std::shared_ptr<LoopInbox> inbox_;
+  const std::shared_ptr<std::atomic<size_t>> running_ = std::make_shared<std::atomic<size_t>>(0);
 };
 
 }  // namespace dgxrun::agent

@@ -50,7 +50,7 @@ class ShimClient {
     std::function<void(const AttemptKey&, const std::string& detail)> on_strays_gone;
   };
 
-  // `tasks` must end before this object, since a sweep comes back to it.
+  // The inbox of `tasks` must be closed before this object goes, since a sweep comes back to it.
   ShimClient(EventLoop* loop, FileTasks* tasks, ShimClientOptions options, Events events);
   ~ShimClient();  // closes the connections; shims go on as they were told
   ShimClient(const ShimClient&) = delete;
