@@ -91,6 +91,8 @@ GangActions Gang::RankExited(int64_t now_ns, const RankExit& exit) {
   if (state_ == GangState::kGone || exit.index >= ranks_.size()) return actions;
   v1::RankReport& rank = ranks_[exit.index];
   if (rank.state() == v1::RANK_STATE_EXITED) return actions;
+  // Killed between fork and exec: it never was a rank.
+  if (rank.state() == v1::RANK_STATE_PENDING) return actions;
   rank.set_state(v1::RANK_STATE_EXITED);
   *rank.mutable_exit() = exit.exit;
   rank.set_exited_unix_ns(exit.unix_ns);
@@ -100,9 +102,8 @@ GangActions Gang::RankExited(int64_t now_ns, const RankExit& exit) {
   v1::ShimEvent event;
   *event.mutable_exited() = rank;
   Report(actions, std::move(event));
-  const bool told_to_run = state_ == GangState::kRunning || state_ == GangState::kStopping;
   // What the ranks left behind dies with them.
-  if (told_to_run && AllExited()) Kill(actions, now_ns, v1::CAUSE_UNSPECIFIED, "");
+  if (AllExited()) Kill(actions, now_ns, v1::CAUSE_UNSPECIFIED, "");
   return actions;
 }
 

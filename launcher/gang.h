@@ -10,7 +10,8 @@
 // Invariants:
 //  * A state is never left backwards. `gone` is reported once, and only after NoDescendants: nothing of the
 //    attempt lives by then.
-//  * Every rank that was started is reported as exited exactly once, in the order of exits.
+//  * Every rank that was started is reported as exited exactly once, in the order of exits. The caller
+//    tells exits after Spawned.
 //  * The stop deadline only ever gets earlier; the lease deadline only ever gets later.
 //  * The first reason to kill is the cause in AttemptGone; a stop by the controller's word has none
 //    (it knows why).

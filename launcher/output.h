@@ -1,0 +1,91 @@
+// The ranks' output, from their pipes to files, without the shim ever touching a disk.
+//
+// A writer, a child of the shim, reads the pipes and appends to the files as the job's owner. If the disk
+// hangs, the writer hangs; the shim goes on reaping, fencing and killing. The shim keeps copies of the
+// pipes' read ends, so a writer that dies is replaced and no rank ever sees SIGPIPE.
+//
+// Each stream has counters in memory shared with the writer: bytes taken from the pipe and bytes written.
+// The difference, once a writer is dead or an error was seen, is what was lost.
+#ifndef DGXRUN_LAUNCHER_OUTPUT_H_
+#define DGXRUN_LAUNCHER_OUTPUT_H_
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "launcher/base/sys.h"
+#include "launcher/base/unique_fd.h"
+#include "launcher/plan.h"
+#include "launcher/spawn.h"
+
+namespace dgxrun {
+
+// In shared memory; lock-free atomics only.
+struct StreamCounters {
+  std::atomic<uint64_t> taken;
+  std::atomic<uint64_t> written;
+  std::atomic<int32_t> error;  // errno of the last open or write that failed
+  std::atomic<uint32_t> busy;  // the writer holds bytes that are in neither the pipe nor the file
+};
+struct OutputShared {
+  std::atomic<uint32_t> wanted;  // somebody waits for a stream to be drained: ring the bell
+};
+
+class Output {
+ public:
+  // A writer that dies again and again is killed by somebody; the ranks then block on full pipes.
+  static constexpr int kMaxWriters = 16;
+
+  static absl::StatusOr<std::unique_ptr<Output>> Make(const NodeSpawn& node);
+  ~Output();
+  Output(const Output&) = delete;
+  Output& operator=(const Output&) = delete;
+
+  // Write ends for the ranks; closed in this process by CloseWriteEnds once all are forked.
+  const std::vector<RankFds>& rank_fds() const { return rank_fds_; }
+  void CloseWriteEnds();
+
+  // Forks a writer. Also after one died. ResourceExhausted after kMaxWriters.
+  absl::Status StartWriter(Sys& sys, const NodeSpawn& node, const std::vector<gid_t>& groups);
+  pid_t writer() const { return writer_; }  // 0: none
+  void WriterEnded() { writer_ = 0; }
+
+  // Nothing of this rank is on its way between pipe and file. When false: `bell` becomes readable at the
+  // next progress.
+  bool Drained(size_t rank_index);
+  int bell() const { return bell_.get(); }
+  void ClearBell();
+
+  // One line for a person for each thing that went wrong; empty: all is in the files.
+  std::vector<std::string> Problems() const;
+
+ private:
+  struct Stream {
+    UniqueFd read, write;
+    std::string path;
+  };
+  explicit Output(size_t ranks);
+  void RunWriter(const NodeSpawn& node, const std::vector<gid_t>& groups);
+  void CloseAllButStreams();
+  absl::Status AddPipe(size_t index, const std::string& path);
+
+  size_t rank_count_;
+  std::vector<Stream> streams_;  // stdout of rank i at 2i, stderr at 2i+1
+  std::vector<RankFds> rank_fds_;
+  OutputShared* shared_ = nullptr;
+  StreamCounters* counters_ = nullptr;
+  size_t shared_bytes_ = 0;
+  UniqueFd bell_;
+  pid_t writer_ = 0;
+  int writers_ = 0;
+};
+
+}  // namespace dgxrun
+
+#endif  // DGXRUN_LAUNCHER_OUTPUT_H_
