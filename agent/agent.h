@@ -9,11 +9,13 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "dgxrun/v1/node.pb.h"
 #include "dgxrun/v1/shim.pb.h"
 #include "grpcpp/channel.h"
@@ -33,22 +35,28 @@ struct AgentOptions {
   uint32_t port_low = 0, port_high = 0;  // range of reserved ports; 0: any free port
   bool allow_root = false;               // a root agent runs ranks as root only if this is set
   bool single_user = false;  // agent of an ordinary user, or local mode: ranks run as the agent's own account
-  bool inherit_terminal = false;  // local mode, one rank
+  bool inherit_terminal = false;             // local mode, one rank
+  std::optional<std::string> cgroup_parent;  // nullopt: what FindCgroupParent() says; "": none
+  bool reap_children = false;  // dgxrun-agent: a subreaper that has blocked SIGCHLD in all threads
   // Two channels to the same controller with connections of their own: control, and bulk output.
   std::shared_ptr<grpc::Channel> control;
   std::shared_ptr<grpc::Channel> bulk;
-  // Called on the agent's thread when the controller refused us for good.
+  // Called on the agent's thread when the agent cannot go on: the controller refused it for good
+  // (FailedPrecondition), or its store failed (any other code). Shims live on until their leases end.
   std::function<void(const absl::Status&)> on_refused;
 };
 
 class Agent {
  public:
+  // An ack takes a round trip and a commit; a controller that does not answer keeps nobody longer.
+  static constexpr absl::Duration kShutdownLimit = absl::Seconds(2);
+
   // Reads the state folder, finds living shims, starts the thread. Errors name the folder or file.
   static absl::StatusOr<std::unique_ptr<Agent>> Start(AgentOptions options);
-  virtual ~Agent() = default;
+  virtual ~Agent() = default;  // as Shutdown, without the wait
 
   // Ends the stream and the thread. Shims are left as they are: with ON_AGENT_GONE_KILL they kill their
-  // ranks when they see the socket close. Waits at most `limit` for reports to be acknowledged.
+  // ranks when they see the socket close. Waits at most kShutdownLimit for reports to be acknowledged.
   virtual void Shutdown() = 0;
 };
 

@@ -83,6 +83,11 @@ absl::StatusOr<OwnerIds> ResolveOwner(const v1::Owner& owner, const OwnerPolicy&
   if (rc != 0)
     return absl::UnavailableError(
         absl::StrCat("user ", owner.user(), " cannot be looked up: ", strerror(rc)));
+  if (found == nullptr && !root && owner.uid() == geteuid()) {  // a container's account without an entry
+    ids.uid = geteuid();
+    ids.gid = getegid();
+    return ids;
+  }
   if (found == nullptr)
     return absl::NotFoundError(absl::StrCat("user ", owner.user(), " does not exist here"));
   ids.uid = entry.pw_uid;
