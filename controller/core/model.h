@@ -131,6 +131,7 @@ struct Job {
   AttemptNo next_attempt;          // number that the next AttemptPlaced will carry
   std::optional<Attempt> attempt;  // the current one, or the last that ended
   std::set<NodeId> nodes_used;     // by any attempt
+  uint32_t last_master_port = 0;   // of the last launched attempt; the next one takes another
   uint32_t restarts = 0;
   uint32_t short_failures = 0;
   absl::Time not_before = absl::InfinitePast();  // of the next attempt
@@ -164,6 +165,8 @@ inline constexpr size_t kMaxArchivedKeys = 1000;
 // From the cluster file; set by the engine before the first input.
 struct Config {
   std::string cluster_name;  // "local" for a local job
+  // Local mode: the one node comes with the job, perhaps a moment later, so a submit waits for it.
+  bool node_comes_with_job = false;
   absl::Duration heartbeat = absl::Seconds(1);
   absl::Duration node_lease = absl::Seconds(5);
   absl::Duration isolation_timeout = absl::Seconds(10);
