@@ -3,6 +3,8 @@
 #ifndef DGXRUN_CONTROLLER_CONTROLLER_H_
 #define DGXRUN_CONTROLLER_CONTROLLER_H_
 
+#include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 
@@ -16,13 +18,14 @@ struct ControllerOptions {
   std::string cluster_name;
   std::string state_dir;
   bool durable = true;
-  std::string unix_socket;     // path; empty: none. Mode 0600, or 0666 with `any_user`; callers by SO_PEERCRED
+  std::string unix_socket;  // path; empty: none. Mode 0600, or 0666 with `any_user`; callers by SO_PEERCRED
   bool any_user = false;
   std::string listen_address;  // "host:port" for TLS; empty: none. There is no plaintext port
   TlsFiles tls;
   uint32_t heartbeat_ms = 1000;
   uint32_t node_lease_ms = 5000;
   uint32_t isolation_timeout_ms = 10000;
+  std::map<std::string, std::string> nccl;  // full variable name -> value, for every rank
 };
 
 class Controller {
@@ -32,7 +35,7 @@ class Controller {
   virtual ~Controller() = default;  // closes listeners, then streams, then the engine
 
   virtual std::shared_ptr<grpc::Channel> InProcessChannel() = 0;  // callers on it are this process's user
-  virtual std::string listening_on() const = 0;                    // with the real port where 0 was given
+  virtual std::string listening_on() const = 0;                   // with the real port where 0 was given
 };
 
 }  // namespace dgxrun

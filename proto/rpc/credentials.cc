@@ -28,6 +28,12 @@ constexpr int kConnectTimeoutMs = 10000;
 constexpr int kFirstBackoffMs = 100;  // a controller that was restarted is found again at once
 constexpr int kMaxBackoffMs = 1000;   // and within a second after a longer pause
 
+// Over a network a dead peer is found by pings: after a partition has healed, the old connection would
+// else wait for its whole retransmission back-off. The server allows pings this often.
+constexpr int kKeepaliveMs = 3000;
+constexpr int kKeepaliveTimeoutMs = 2000;
+constexpr int kMinPingIntervalMs = 1000;
+
 struct BioFree {
   void operator()(BIO* b) const { BIO_free(b); }
 };
@@ -133,8 +139,12 @@ grpc::ChannelArguments ClientArguments(bool tls) {
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectTimeoutMs);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, kFirstBackoffMs);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kMaxBackoffMs);
-  // Certificates name the controller by its role: an address may change, the trust does not.
-  if (tls) arguments.SetSslTargetNameOverride(kControllerName);
+  if (tls) {
+    // Certificates name the controller by its role: an address may change, the trust does not.
+    arguments.SetSslTargetNameOverride(kControllerName);
+    arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
+    arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
+  }
   return arguments;
 }
 
@@ -146,6 +156,7 @@ void SetServerArguments(grpc::ServerBuilder* builder) {
   // Both re-arm timers at every read, which cost half of a loaded server's time; agents have heartbeats.
   builder->AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
   builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, INT_MAX);
+  builder->AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, kMinPingIntervalMs);
 }
 
 absl::StatusOr<std::shared_ptr<grpc::Channel>> Dial(const std::string& target, const TlsFiles& files,

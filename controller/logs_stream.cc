@@ -1,0 +1,240 @@
+#include "controller/logs_stream.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "proto/rpc/status.h"
+
+namespace dgxrun {
+namespace {
+
+// Of one client that reads slower than the ranks write; 16 chunks of the largest size.
+constexpr size_t kMaxQueuedBytes = 1 << 20;
+// An agent that was restarted is back within a second or two; longer than isolation_timeout's default.
+constexpr absl::Duration kReconnectLimit = absl::Seconds(15);
+constexpr absl::Duration kRetryPause = absl::Milliseconds(100);
+
+bool HasStarted(const v1::JobNodeStatus& node) {
+  if (!node.log_dir().empty()) return true;
+  return std::any_of(node.ranks().begin(), node.ranks().end(), [](const v1::RankStatus& rank) {
+    return rank.state() == v1::RANK_STATE_RUNNING || rank.state() == v1::RANK_STATE_EXITED;
+  });
+}
+
+}  // namespace
+
+void LogsStream::Start(absl::StatusOr<core::Caller> caller) {
+  self_ = shared_from_this();
+  if (!caller.ok()) {
+    loop_->Post([self = self_, status = caller.status()] { self->End(ToGrpc(status)); });
+    return;
+  }
+  engine_->FindStatus(*std::move(caller), core::Verb::kReadLogs, request_.job(),
+                      [self = self_, this](absl::StatusOr<v1::JobStatus> status) {
+                        loop_->Post([self, status = std::move(status)] { self->Begin(status); });
+                      });
+}
+
+void LogsStream::Begin(const absl::StatusOr<v1::JobStatus>& status) {
+  if (ended_) return;
+  if (!status.ok()) return End(ToGrpc(status.status()));
+  const uint32_t world = status->nodes_wanted() * status->ranks_per_node();
+  for (uint32_t rank : request_.ranks()) {
+    if (rank < world) continue;
+    return End(grpc::Status(
+        grpc::StatusCode::INVALID_ARGUMENT,
+        absl::StrCat("job ", status->job_id(), " has ranks 0 to ", world - 1, ", no rank ", rank)));
+  }
+  if (request_.has_attempt() && request_.attempt() > status->attempt()) {
+    return End(grpc::Status(
+        grpc::StatusCode::NOT_FOUND,
+        absl::StrCat("job ", status->job_id(), " has had no attempt ", request_.attempt(), " yet")));
+  }
+  first_attempt_ = request_.has_attempt() ? request_.attempt() : status->attempt();
+  if (!request_.follow() || core::IsEnded(status->state())) return OnStatus(*status);
+  std::weak_ptr<LogsStream> weak = shared_from_this();
+  watch_ = engine_->WatchJob(JobId(status->job_id()), [weak, loop = loop_](const v1::JobStatus& now) {
+    loop->Post([weak, now] {
+      if (std::shared_ptr<LogsStream> self = weak.lock()) self->OnStatus(now);
+    });
+  });
+}
+
+void LogsStream::OnStatus(const v1::JobStatus& status) {
+  if (ended_) return;
+  job_ = status;
+  const bool over = core::IsEnded(status.state());
+  const uint32_t last = request_.has_attempt() ? request_.attempt() : status.attempt();
+  for (uint32_t attempt = first_attempt_; attempt <= last; ++attempt) {
+    AskNodes(status, attempt, attempt == status.attempt());
+  }
+  no_more_nodes_ = !request_.follow() || over || (request_.has_attempt() && last < status.attempt());
+  EndIfDone();
+}
+
+void LogsStream::AskNodes(const v1::JobStatus& status, uint32_t attempt, bool current) {
+  for (const v1::JobNodeStatus& node : status.nodes()) {
+    // Of an earlier attempt the status tells nothing any more: it most likely had the same nodes.
+    if (current && !HasStarted(node)) continue;
+    Source source{attempt, NodeId(node.node_id()), node.name()};
+    source.guessed = !current;
+    if (request_.ranks_size() > 0) {
+      for (uint32_t rank : request_.ranks()) {
+        const bool here = std::any_of(node.ranks().begin(), node.ranks().end(),
+                                      [rank](const v1::RankStatus& r) { return r.rank() == rank; });
+        if (here || source.guessed) source.ranks.push_back(rank);
+      }
+      if (source.ranks.empty()) continue;
+    }
+    if (asked_.insert(source).second) Ask(std::move(source));
+  }
+}
+
+void LogsStream::Ask(Source source) {
+  v1::TailRequest request;
+  request.set_job_id(job_.job_id());
+  request.set_attempt(source.attempt);
+  for (uint32_t rank : source.ranks) request.add_ranks(rank);
+  request.set_follow(request_.follow());
+  *request.mutable_owner() = job_.owner();
+  const uint64_t tail = tails_->Open(source.node, std::move(request), weak_from_this());
+  if (tail != 0) {
+    flowing_[tail] = std::move(source);
+  } else if (request_.follow()) {
+    RetryLater(std::move(source), "is not connected");
+  } else {
+    PushError(source, "is not connected; its part of the output is missing");
+  }
+}
+
+void LogsStream::RetryLater(Source source, const char* why) {
+  const absl::Time now = absl::FromUnixNanos(EventLoop::BoottimeNs());
+  if (source.give_up_at == absl::InfiniteFuture()) source.give_up_at = now + kReconnectLimit;
+  if (now >= source.give_up_at) {
+    PushError(source, absl::StrCat(why, "; its part of the output is incomplete"));
+    return;
+  }
+  waiting_.push_back(std::move(source));
+  if (retry_armed_) return;
+  retry_armed_ = true;
+  loop_->After(kRetryPause, [weak = weak_from_this()] {
+    if (std::shared_ptr<LogsStream> self = weak.lock()) self->Retry();
+  });
+}
+
+void LogsStream::Retry() {
+  retry_armed_ = false;
+  if (ended_) return;
+  std::vector<Source> waiting = std::move(waiting_);
+  waiting_.clear();
+  for (Source& source : waiting) Ask(std::move(source));
+  EndIfDone();
+}
+
+bool LogsStream::OnChunk(uint64_t tail, v1::OutputChunk chunk) {
+  auto it = flowing_.find(tail);
+  if (ended_ || it == flowing_.end()) return true;
+  Source& source = it->second;
+  source.give_up_at = absl::InfiniteFuture();  // it is back
+  if (!chunk.error().empty()) {
+    if (!source.guessed) PushError(source, chunk.error());
+    return true;
+  }
+  uint64_t& next = next_offset_[{source.attempt, chunk.rank(), chunk.stream()}];
+  const uint64_t end = chunk.offset() + chunk.data().size();
+  if (!chunk.data().empty() && chunk.offset() < next) {
+    // Asked for a second time: the beginning was relayed already.
+    if (end <= next) {
+      chunk.clear_data();
+    } else {
+      chunk.mutable_data()->erase(0, next - chunk.offset());
+    }
+    chunk.set_offset(next);
+    chunk.clear_gap();
+  }
+  next = std::max(next, end);
+  if (chunk.data().empty() && !chunk.end() && chunk.gap() == 0) return true;
+  chunk.clear_tail_id();
+  chunk.set_job_id(job_.job_id());
+  chunk.set_attempt(source.attempt);
+  chunk.set_node(source.name);
+  Push(std::move(chunk));
+  if (queued_bytes_ <= kMaxQueuedBytes) return true;
+  held_.insert(tail);
+  return false;
+}
+
+void LogsStream::OnTailEnd(uint64_t tail, bool complete) {
+  auto it = flowing_.find(tail);
+  if (it == flowing_.end()) return;
+  Source source = std::move(it->second);
+  flowing_.erase(it);
+  held_.erase(tail);
+  if (ended_) return;
+  if (!complete && request_.follow()) {
+    RetryLater(std::move(source), "was lost");
+  } else if (!complete) {
+    PushError(source, "was lost; its part of the output is incomplete");
+  }
+  EndIfDone();
+}
+
+void LogsStream::PushError(const Source& source, const std::string& why) {
+  v1::OutputChunk chunk;
+  chunk.set_job_id(job_.job_id());
+  chunk.set_attempt(source.attempt);
+  chunk.set_node(source.name);
+  chunk.set_error(absl::StrCat("node ", source.name, ": ", why));
+  Push(std::move(chunk));
+}
+
+void LogsStream::Push(v1::OutputChunk chunk) {
+  queued_bytes_ += chunk.data().size();
+  queue_.push_back(std::move(chunk));
+  WriteNext();
+}
+
+void LogsStream::WriteNext() {
+  if (writing_ || ended_ || queue_.empty()) return;
+  out_ = std::move(queue_.front());
+  queue_.pop_front();
+  queued_bytes_ -= out_.data().size();
+  writing_ = true;
+  StartWrite(&out_);
+}
+
+void LogsStream::OnWriteDone(bool ok) {
+  loop_->Post([self = shared_from_this(), ok] {
+    self->writing_ = false;
+    if (!ok) return self->End(grpc::Status::CANCELLED);
+    self->WriteNext();
+    if (self->queued_bytes_ <= kMaxQueuedBytes / 2) {
+      for (uint64_t tail : std::exchange(self->held_, {})) self->tails_->Resume(tail);
+    }
+    self->EndIfDone();
+  });
+}
+
+void LogsStream::EndIfDone() {
+  if (no_more_nodes_ && flowing_.empty() && waiting_.empty() && queue_.empty() && !writing_)
+    End(grpc::Status::OK);
+}
+
+void LogsStream::End(const grpc::Status& status) {
+  if (ended_) return;
+  ended_ = true;
+  if (watch_ != 0) engine_->Unwatch(watch_);
+  for (const auto& [tail, source] : std::exchange(flowing_, {})) tails_->Cancel(tail);
+  queue_.clear();
+  Finish(status);
+}
+
+void LogsStream::OnCancel() {
+  loop_->Post([self = shared_from_this()] { self->End(grpc::Status::CANCELLED); });
+}
+
+void LogsStream::OnDone() {
+  loop_->Post([self = std::move(self_)] {});
+}
+
+}  // namespace dgxrun
