@@ -10,11 +10,13 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <filesystem>
 #include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "launcher/base/sys.h"
 #include "launcher/cgroup.h"
 #include "launcher/run_dir.h"
 #include "launcher/shim_start.h"
@@ -120,9 +122,25 @@ std::vector<std::string> Harness::Rank(std::vector<std::string> arguments) const
 
 void Harness::Start(const v1::ShimStart& start, std::vector<int> held_ports) {
   ShimStartOptions options;
+  options.held_ports = std::move(held_ports);
+  StartWith(start, options);
+}
+
+void Harness::StartOnTerminal(const v1::ShimStart& start, int in, int out) {
+  ShimStartOptions options;
+  options.inherit_terminal = true;
+  UniqueFd old_in(dup(STDIN_FILENO)), old_out(dup(STDOUT_FILENO));
+  dup2(in, STDIN_FILENO);
+  dup2(out, STDOUT_FILENO);
+  StartWith(start, options);
+  dup2(old_in.get(), STDIN_FILENO);
+  dup2(old_out.get(), STDOUT_FILENO);
+}
+
+void Harness::StartWith(const v1::ShimStart& start, const ShimStartOptions& wanted) {
+  ShimStartOptions options = wanted;
   options.shim_binary = DGXRUN_SHIM_BINARY;
   options.run_dir = run_dir_;
-  options.held_ports = std::move(held_ports);
   absl::StatusOr<StartedShim> started = StartShim(options);
   ASSERT_TRUE(started.ok()) << started.status();
   guard_pid_ = started->guard_pid;
@@ -208,7 +226,16 @@ std::string Harness::cgroup() const {
 
 bool Harness::NothingLeft() {
   const std::string path = cgroup();
-  return path.empty() || access(path.c_str(), F_OK) != 0;
+  if (!path.empty() && access(path.c_str(), F_OK) == 0) return false;
+  const std::string wanted = absl::StrCat("DGXRUN_MARK=", mark_);
+  RealSys sys;
+  for (pid_t pid : Descendants(sys, getpid(), {})) {
+    if (Lives(pid)) return false;
+  }
+  for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+    if (Slurp((entry.path() / "environ").string()).find(wanted) != std::string::npos) return false;
+  }
+  return true;
 }
 
 }  // namespace dgxrun::testing

@@ -13,6 +13,7 @@
 #include "dgxrun/v1/shim.pb.h"
 #include "launcher/base/unique_fd.h"
 #include "launcher/shim_channel.h"
+#include "launcher/shim_start.h"
 
 namespace dgxrun::testing {
 
@@ -36,6 +37,8 @@ class Harness {
   std::vector<std::string> Rank(std::vector<std::string> arguments) const;
 
   void Start(const v1::ShimStart& start, std::vector<int> held_ports = {});
+  // The shim gets these as its fds 0 and 1.
+  void StartOnTerminal(const v1::ShimStart& start, int in, int out);
   void Attach(uint64_t last_event);  // as a later agent; closes the first connection
   void CloseSocket() { channel_.reset(); }
   void Stop(uint64_t grace_ms);
@@ -56,11 +59,12 @@ class Harness {
   std::string File(const std::string& name) const { return folder_ + "/" + name; }
   int PidFrom(const std::string& name);  // waits for the file
   std::string cgroup() const;            // path that the shim uses, also when it is gone
-  bool with_cgroup() const { return !cgroup_parent_.empty(); }
-  // Nothing of the attempt lives, by mark, and no cgroup is there.
+  const std::string& mark() const { return mark_; }
+  // No process carries the mark, no child of ours is a stray, no cgroup is there.
   bool NothingLeft();
 
  private:
+  void StartWith(const v1::ShimStart& start, const ShimStartOptions& options);
   void Take(const std::string& bytes);
 
   std::string folder_, run_dir_, cgroup_parent_, mark_, job_;

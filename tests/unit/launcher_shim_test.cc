@@ -3,6 +3,8 @@
 #include <netinet/in.h>
 #include <signal.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <set>
 
@@ -248,6 +250,74 @@ TEST_P(ShimTest, ALaterAgentGetsTheEventsItDoesNotHave) {
   ASSERT_TRUE(next && next->has_exited());
   EXPECT_EQ(next->number(), 2u);
   harness_.UntilGone();
+}
+
+TEST_P(ShimTest, RanksAndFilesBelongToTheOwner) {
+  constexpr uint32_t kNobody = 65534;
+  v1::ShimStart start = harness_.Plan(2, Sh("echo $(id -u) $(id -g)"));
+  start.set_set_owner(true);
+  start.mutable_plan()->mutable_owner()->set_uid(kNobody);
+  start.mutable_plan()->mutable_owner()->set_gid(kNobody);
+  if (geteuid() != 0) {  // then nobody else can be become, and that is said
+    harness_.Start(start);
+    std::optional<v1::ShimEvent> event = harness_.Next();
+    ASSERT_TRUE(event && event->has_spawn_failed());
+    EXPECT_EQ(event->spawn_failed().stage(), "setuid");
+    return;
+  }
+  ASSERT_EQ(chown(harness_.folder().c_str(), kNobody, kNobody), 0);
+  harness_.Start(start);
+  const v1::AttemptGone gone = harness_.UntilGone();
+  EXPECT_EQ(gone.detail(), "");
+  EXPECT_EQ(Slurp(harness_.File("rank_1.out")), "65534 65534\n");
+  struct stat info;
+  ASSERT_EQ(stat(harness_.File("rank_1.out").c_str(), &info), 0);
+  EXPECT_EQ(info.st_uid, kNobody);
+  EXPECT_EQ(info.st_mode & 0777, 0600u);
+}
+
+TEST_P(ShimTest, ASingleRankHasTheTerminal) {
+  int in[2], out[2];
+  ASSERT_EQ(pipe(in), 0);
+  ASSERT_EQ(pipe(out), 0);
+  UniqueFd in_read(in[0]), in_write(in[1]), out_read(out[0]), out_write(out[1]);
+  v1::ShimStart start = harness_.Plan(1, Sh("read line; echo \"got $line\"; echo to the log >&2"));
+  start.mutable_plan()->set_inherit_terminal(true);
+  harness_.StartOnTerminal(start, in_read.get(), out_write.get());
+  in_read.Reset();
+  out_write.Reset();
+  ASSERT_EQ(write(in_write.get(), "hello\n", 6), 6);
+  EXPECT_EQ(harness_.UntilGone().ranks(0).exit().code(), 0);
+  ASSERT_TRUE(harness_.GuardEnds());
+  char text[64];
+  ASSERT_EQ(read(out_read.get(), text, sizeof text), 10);
+  EXPECT_EQ(std::string(text, 10), "got hello\n");
+  EXPECT_EQ(read(out_read.get(), text, sizeof text), 0) << "somebody still holds the terminal";
+  EXPECT_EQ(Slurp(harness_.File("rank_0.err")), "to the log\n");
+  EXPECT_NE(access(harness_.File("rank_0.out").c_str(), F_OK), 0);
+}
+
+TEST_P(ShimTest, AFloodOfDyingChildrenIsGone) {
+  // Forks on while it is being killed.
+  harness_.Start(harness_.Plan(
+      1, Sh("i=0; while [ $i -lt 60 ]; do setsid sh -c 'trap \"\" TERM; while :; do sleep 0.01; done' & "
+            "i=$((i+1)); done; touch all; wait")));
+  ASSERT_TRUE(Eventually([&] { return access(harness_.File("all").c_str(), F_OK) == 0; }));
+  harness_.Stop(20);
+  harness_.UntilGone();
+  EXPECT_TRUE(harness_.GuardEnds());
+  EXPECT_TRUE(harness_.NothingLeft());
+}
+
+TEST_P(ShimTest, AnUnknownCpuIsAWarning) {
+  v1::ShimStart start = harness_.Plan(1, {"true"});
+  start.mutable_plan()->mutable_ranks(0)->add_cpus(8000);
+  harness_.Start(start);
+  std::optional<v1::ShimEvent> event = harness_.Next();
+  ASSERT_TRUE(event && event->has_started());
+  ASSERT_EQ(event->started().warnings_size(), 1);
+  EXPECT_NE(event->started().warnings(0).find("rank 0 is not bound"), std::string::npos);
+  EXPECT_EQ(harness_.UntilGone().ranks(0).exit().code(), 0);
 }
 
 TEST_P(ShimTest, ManyShortRanksAreFast) {

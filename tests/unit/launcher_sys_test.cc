@@ -15,6 +15,8 @@
 namespace dgxrun {
 namespace {
 
+[[maybe_unused]] const bool kPrepared = (testing::DenyNewSyscallsIfRequested(), true);
+
 // How a test makes processes: by a fork that never returns, or by an entry in the fake's table.
 class World {
  public:
@@ -83,8 +85,6 @@ class FakeWorld final : public World {
 class SysContract : public ::testing::TestWithParam<bool> {
  protected:
   void SetUp() override {
-    static const bool denied = (testing::DenyNewSyscallsIfRequested(), true);
-    (void)denied;
     if (GetParam()) {
       world_ = std::make_unique<RealWorld>();
     } else {
