@@ -6,9 +6,6 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/signalfd.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <deque>
@@ -28,7 +25,7 @@
 #include "launcher/output.h"
 #include "launcher/plan.h"
 #include "launcher/run_dir.h"
-#include "launcher/shim_channel.h"
+#include "launcher/shim_link.h"
 #include "launcher/spawn.h"
 
 namespace dgxrun {
@@ -44,7 +41,6 @@ constexpr absl::Duration kWriterKillLimit = absl::Milliseconds(200);
 constexpr absl::Duration kExitDrainLimit = absl::Milliseconds(100);
 // How long the shim stays to be told that "gone" was stored; final.pb is there for later.
 constexpr absl::Duration kAckLimit = absl::Seconds(5);
-constexpr int kListenBacklog = 4;  // one agent at a time; a few for a race of two
 constexpr int kProtectedOomScore = -500;
 
 int64_t NowNs() { return EventLoop::BoottimeNs(); }
@@ -87,15 +83,10 @@ class Shim {
     int64_t deadline_ns = 0;
   };
 
-  // Agents (shim_agent half).
-  bool Listen();
-  void Accept();
-  void Connect(UniqueFd fd);
-  void Disconnect(bool lost);
-  void OnAgent(uint32_t events);
-  void OnCommand(const std::string& bytes);
+  // Agents.
+  void OnAgentLost();
+  void OnCommand(v1::ShimCommand command);
   void OnStart(v1::ShimStart start);
-  void Send(const v1::ShimMsg& message);
   void SendHello();
   void SendEventsAfter(uint64_t number);
 
@@ -127,8 +118,10 @@ class Shim {
   EventLoop loop_;
   RealClock clock_;
   RealSys sys_;
-  UniqueFd signals_, listener_, journal_;
-  std::unique_ptr<ShimChannel> agent_;
+  UniqueFd signals_, journal_;
+  ShimLink link_{loop_,
+                 ShimLink::Callbacks{[this](v1::ShimCommand command) { OnCommand(std::move(command)); },
+                                     [this] { SendHello(); }, [this] { OnAgentLost(); }}};
   v1::ShimStart start_;
   std::optional<Gang> gang_;
   NodeSpawn node_;
@@ -154,7 +147,7 @@ int Shim::Run() {
   sigaddset(&mask, SIGCHLD);
   sigprocmask(SIG_BLOCK, &mask, nullptr);
   signals_.Reset(signalfd(-1, &mask, SFD_CLOEXEC | SFD_NONBLOCK));
-  if (!signals_.valid() || !Listen()) return 1;
+  if (!signals_.valid() || !link_.Open(options_.run_dir, options_.agent_fd)) return 1;
   loop_.Watch(signals_.get(), EPOLLIN, [this](uint32_t) { OnChildren(); });
   loop_.Watch(options_.guard_pipe, EPOLLIN, [this](uint32_t) {
     loop_.Unwatch(options_.guard_pipe);
@@ -162,66 +155,18 @@ int Shim::Run() {
     DeliverExits(true);
     Perform(gang_->GuardGone(NowNs()));
   });
-  loop_.Watch(listener_.get(), EPOLLIN, [this](uint32_t) { Accept(); });
-  Connect(UniqueFd(options_.agent_fd));
   loop_.Run();
   Clean();
   return 0;
 }
 
-bool Shim::Listen() {
-  absl::StatusOr<std::string> path = ShimSocketPath(options_.run_dir);
-  if (!path.ok()) return false;
-  listener_.Reset(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  memcpy(address.sun_path, path->c_str(), path->size() + 1);
-  const mode_t before = umask(0177);
-  const int bound = bind(listener_.get(), reinterpret_cast<sockaddr*>(&address), sizeof address);
-  umask(before);
-  return bound == 0 && listen(listener_.get(), kListenBacklog) == 0;
-}
-
-void Shim::Accept() {
-  UniqueFd fd(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-  if (!fd.valid()) return;
-  ucred peer{};
-  socklen_t size = sizeof peer;
-  if (getsockopt(fd.get(), SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0 || peer.uid != geteuid()) return;
-  Disconnect(false);
-  Connect(std::move(fd));
-  SendHello();
-}
-
-void Shim::Connect(UniqueFd fd) {
-  agent_ = std::make_unique<ShimChannel>(std::move(fd));
-  loop_.Watch(agent_->fd(), EPOLLIN, [this](uint32_t events) { OnAgent(events); });
-}
-
-void Shim::Disconnect(bool lost) {
-  if (agent_ != nullptr) {
-    loop_.Unwatch(agent_->fd());
-    agent_.reset();
-  }
-  if (!lost) return;
+void Shim::OnAgentLost() {
   if (!gang_ || finished_) return loop_.Quit();  // nothing was begun, or nobody is left to tell
   DeliverExits(true);
   Perform(gang_->AgentGone(NowNs()));
 }
 
-void Shim::OnAgent(uint32_t events) {
-  const ShimChannel* channel = agent_.get();
-  absl::Status status;
-  if ((events & EPOLLOUT) != 0) status = agent_->Flush();
-  if (status.ok()) status = agent_->Read([this](const std::string& bytes) { OnCommand(bytes); });
-  if (agent_.get() != channel) return;  // gone meanwhile
-  if (!status.ok()) return Disconnect(true);
-  loop_.Modify(agent_->fd(), agent_->wants_write() ? EPOLLIN | EPOLLOUT : EPOLLIN);
-}
-
-void Shim::OnCommand(const std::string& bytes) {
-  v1::ShimCommand command;
-  if (!command.ParseFromString(bytes)) return;  // of an agent newer than all we know: ignored
+void Shim::OnCommand(v1::ShimCommand command) {
   if (command.has_start()) {
     if (!gang_) OnStart(std::move(*command.mutable_start()));
     return;
@@ -251,13 +196,6 @@ void Shim::OnCommand(const std::string& bytes) {
   }
 }
 
-void Shim::Send(const v1::ShimMsg& message) {
-  if (agent_ == nullptr) return;  // it is told when it attaches
-  // An error is met again, and handled, when the loop reads from the socket.
-  if (!agent_->Send(message).ok()) shutdown(agent_->fd(), SHUT_RDWR);
-  if (agent_->wants_write()) loop_.Modify(agent_->fd(), EPOLLIN | EPOLLOUT);
-}
-
 void Shim::SendHello() {
   v1::ShimMsg message;
   v1::ShimHello* hello = message.mutable_hello();
@@ -270,7 +208,7 @@ void Shim::SendHello() {
     *hello->mutable_snapshot() = gang_->Snapshot();
     hello->set_last_event(gang_->last_event());
   }
-  Send(message);
+  link_.Send(message);
 }
 
 void Shim::SendEventsAfter(uint64_t number) {
@@ -278,7 +216,7 @@ void Shim::SendEventsAfter(uint64_t number) {
     if (event.number() <= number) continue;
     v1::ShimMsg message;
     *message.mutable_event() = event;
-    Send(message);
+    link_.Send(message);
   }
 }
 
@@ -498,7 +436,7 @@ void Shim::Do(const ReportEvent& action) {
   }
   v1::ShimMsg message;
   *message.mutable_event() = action.event;
-  Send(message);
+  link_.Send(message);
 }
 
 void Shim::Do(const ArmTimer& action) {
@@ -515,7 +453,7 @@ void Shim::Do(const ArmTimer& action) {
 void Shim::Do(const Finish&) {
   finished_ = true;
   loop_.After(kAckLimit, [this] { loop_.Quit(); });
-  if (agent_ == nullptr) loop_.Quit();
+  if (!link_.connected()) loop_.Quit();
   LeaveWhenAcked();
 }
 
@@ -588,7 +526,7 @@ void Shim::Clean() {
     unlink(absl::StrCat(options_.run_dir, "/", name).c_str());
   }
   // In local mode nobody comes to read what is left.
-  const bool nobody = agent_ == nullptr && start_.on_agent_gone() == v1::ON_AGENT_GONE_KILL;
+  const bool nobody = !link_.connected() && start_.on_agent_gone() == v1::ON_AGENT_GONE_KILL;
   if (nobody || !gang_) RemoveAttemptDir(options_.run_dir);
 }
 
