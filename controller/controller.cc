@@ -29,7 +29,7 @@
 namespace dgxrun {
 namespace {
 
-// Streams never end by themselves; calls that are being answered get this long.
+// Calls that are being answered get this long; then they are cancelled.
 constexpr auto kShutdownGrace = std::chrono::milliseconds(50);
 
 absl::Status CheckOptions(const ControllerOptions& options) {
@@ -117,6 +117,8 @@ absl::Status ControllerImpl::StartEngine() {
   options.config.isolation_timeout = absl::Milliseconds(options_.isolation_timeout_ms);
   options.config.nccl = options_.nccl;
   options.config.version = OurWireVersion();
+  // In local mode the one node says its hello while the job is being submitted.
+  options.config.node_comes_with_job = !options_.durable;
   absl::StatusOr<std::unique_ptr<Engine>> engine = Engine::Start(std::move(options), &outbox_);
   if (!engine.ok()) return engine.status();
   engine_ = *std::move(engine);
@@ -198,7 +200,8 @@ ControllerImpl::~ControllerImpl() {
   if (loop_thread_.joinable() && unix_listener_ != nullptr) {
     loop_.Post([this] { unix_listener_->StopAccepting(); });
   }
-  // While the loop still runs: the streams end on it.
+  // While the loop still runs: the streams end on it. Agents' streams never end by themselves.
+  agents_.CloseAllStreams();
   if (server_ != nullptr) server_->Shutdown(std::chrono::system_clock::now() + kShutdownGrace);
   // Its last callbacks post to the loop, so it ends first; then the loop drops what was posted.
   engine_.reset();

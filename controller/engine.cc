@@ -273,6 +273,7 @@ absl::Status EngineImpl::StartController() {
   next_tick_ = Now() + kTick;
   core::Scope scope;
   scope.everything = true;
+  TellWatches(scope);
   Perform(core::Reconcile(state_, contacts_, scope));
   return absl::OkStatus();
 }
@@ -409,9 +410,10 @@ void EngineImpl::Commit(Batch batch) {
   };
   unique(batch.scope.jobs);
   unique(batch.scope.nodes);
+  // Before the effects: one of them may archive a job that has just ended.
+  TellWatches(batch.scope);
   Perform(core::Reconcile(state_, contacts_, batch.scope));
   for (const core::Answer& answer : batch.answers) Give(answer);
-  TellWatches(batch.scope);
 }
 
 void EngineImpl::CommitFailed(const Batch& batch, absl::Status status) {
@@ -434,9 +436,6 @@ void EngineImpl::TryRecovery() {
   failure_ = absl::OkStatus();
   spdlog::info("controller: the log can be written again");
   sink_->CloseAll();
-  core::Scope scope;
-  scope.everything = true;
-  TellWatches(scope);
 }
 
 void EngineImpl::HandleReadOnly(const Item& item) {
