@@ -1,0 +1,273 @@
+#include "cli/attached.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <sys/epoll.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "cli/exit_codes.h"
+#include "cli/render.h"
+
+namespace dgxrun::cli {
+namespace {
+
+constexpr absl::Duration kFirstRetry = absl::Milliseconds(100);
+constexpr absl::Duration kLastRetry = absl::Seconds(2);
+constexpr int kPipeClosed = 128 + SIGPIPE;
+
+}  // namespace
+
+UniqueFd TakeSignals() {
+  sigset_t set;
+  sigemptyset(&set);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&set, signal);
+  sigprocmask(SIG_BLOCK, &set, nullptr);
+  signal(SIGPIPE, SIG_IGN);
+  return UniqueFd(signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
+}
+
+AttachedJob::AttachedJob(Client client, Options options, Console* console, int signal_fd)
+    : client_(std::move(client)),
+      options_(std::move(options)),
+      console_(console),
+      signal_fd_(signal_fd),
+      retry_delay_(kFirstRetry) {}
+
+absl::StatusOr<int> AttachedJob::Run(const v1::SubmitRequest& request) {
+  auto reply = client_.Submit(request);
+  if (!reply.ok()) return reply.status();
+  job_ = reply->job_id();
+  const uint32_t per_node = reply->ranks_per_node();
+  console_->Notice(Layout(reply->nodes(), per_node, options_.where) + " (job " + job_ + ")");
+  if (options_.say_cpu && reply->on_cpu()) {
+    console_->Notice("no NVIDIA device on the PCI bus: ranks run on the CPU");
+  }
+  console_->ShowRanks(reply->nodes() * per_node, options_.log_all);
+  StartWatch();
+  StartLogs();
+  loop_.Watch(signal_fd_, EPOLLIN, [this](uint32_t) { OnSignals(); });
+  const auto finished = [this] {
+    return leave_.has_value() || (have_status_ && HasEnded(last_.state()) && (logs_complete_ || drain_over_));
+  };
+  while (!finished()) {
+    Pump();
+    loop_.RunOnce(absl::InfiniteDuration());
+  }
+  CloseStreams();
+  console_->FinishLines();
+  if (leave_.has_value()) {
+    console_->Flush(/*wait=*/!console_->reader_gone());
+    return *leave_;
+  }
+  for (const std::string& line : RenderSummary(last_)) console_->Notice(line);
+  console_->Flush(/*wait=*/true);
+  return ExitCode();
+}
+
+int AttachedJob::ExitCode() const {
+  if (last_.state() == v1::JOB_STATE_STOPPED && stop_signal_ != 0) return 128 + stop_signal_;
+  return last_.exit_code();
+}
+
+// Writes what can be written and watches for room where something cannot.
+void AttachedJob::Pump() {
+  console_->Flush(/*wait=*/false);
+  if (console_->reader_gone()) ReaderGone();
+  const int blocked = console_->blocked_fd();
+  if (blocked != watched_fd_) {
+    if (watched_fd_ >= 0) loop_.Unwatch(watched_fd_);
+    if (blocked >= 0) loop_.Watch(blocked, EPOLLOUT, [](uint32_t) {});  // the next Pump writes
+    watched_fd_ = blocked;
+  }
+  if (logs_ != nullptr) logs_->Hold(console_->waiting() > Console::kEnoughWaiting);
+}
+
+void AttachedJob::ReaderGone() {
+  if (signals_ > 0 || leave_.has_value()) return;
+  if (!options_.local) {
+    Leave(kPipeClosed);
+    return;
+  }
+  ++signals_;
+  stop_signal_ = SIGPIPE;
+  RequestStop("nobody reads dgxrun's output", /*at_once=*/false);
+}
+
+void AttachedJob::OnSignals() {
+  signalfd_siginfo info;
+  while (read(signal_fd_, &info, sizeof info) == static_cast<ssize_t>(sizeof info)) {
+    OnSignal(static_cast<int>(info.ssi_signo));
+  }
+}
+
+void AttachedJob::OnSignal(int signal) {
+  if (signal == SIGHUP && !options_.local) {
+    Leave(128 + SIGHUP);
+    return;
+  }
+  ++signals_;
+  if (stop_signal_ == 0) stop_signal_ = signal;
+  const std::string name = signal == SIGINT ? "Ctrl-C" : signal == SIGTERM ? "SIGTERM" : "hang-up";
+  if (signals_ == 1) {
+    console_->Notice(name + ": stopping the job and waiting for its end (once more: at once)");
+    RequestStop(name, /*at_once=*/false);
+  } else if (signals_ == 2) {
+    console_->Notice(name + ": killing the job");
+    RequestStop(name, /*at_once=*/true);
+  } else {
+    console_->Notice(options_.local ? "leaving; what is left of the job is killed"
+                                    : absl::StrCat("leaving; see dgxrun status ", job_));
+    Leave(128 + stop_signal_);
+  }
+}
+
+void AttachedJob::Leave(int code) {
+  if (!leave_.has_value()) leave_ = code;
+}
+
+void AttachedJob::RequestStop(const std::string& reason, bool at_once) {
+  struct Call {
+    grpc::ClientContext context;
+    v1::StopRequest request;
+    v1::StopReply reply;
+  };
+  auto call = std::make_shared<Call>();
+  call->request.set_job(job_);
+  call->request.set_reason(reason);
+  call->request.set_has_grace(at_once);
+  call->context.set_deadline(absl::ToChronoTime(absl::Now() + kAnswerLimit));
+  ++open_calls_;
+  client_.stub()->async()->Stop(
+      &call->context, &call->request, &call->reply, [this, call](grpc::Status status) {
+        loop_.Post([this, status] {
+          --open_calls_;
+          if (!status.ok()) {
+            console_->Notice(
+                absl::StrCat("could not stop the job: ", std::string(client_.Explain(status).message())));
+          }
+        });
+      });
+}
+
+void AttachedJob::StartWatch() {
+  if (closing_) return;
+  watch_ = std::make_unique<StreamReader<v1::JobStatus>>(
+      &loop_, [this](const v1::JobStatus& status) { OnStatus(status); },
+      [this](const grpc::Status& status) { OnWatchDone(status); });
+  v1::WatchRequest request;
+  request.set_job(job_);
+  client_.stub()->async()->Watch(watch_->context(), &request, watch_.get());
+  watch_->Start();
+}
+
+void AttachedJob::StartLogs() {
+  if (closing_ || logs_complete_) return;
+  logs_ = std::make_unique<StreamReader<v1::OutputChunk>>(
+      &loop_,
+      [this](const v1::OutputChunk& chunk) {
+        if (options_.show_output || chunk.stream() == v1::STREAM_STDERR) console_->OnChunk(chunk);
+      },
+      [this](const grpc::Status& status) { OnLogsDone(status); });
+  v1::LogsRequest request;
+  request.set_job(job_);
+  request.set_follow(true);
+  // From the first attempt that is not shown whole; what was shown of it is dropped by its offset.
+  request.set_has_attempt(true);
+  request.set_attempt(said_attempt_);
+  client_.stub()->async()->Logs(logs_->context(), &request, logs_.get());
+  logs_->Start();
+}
+
+void AttachedJob::OnStatus(const v1::JobStatus& status) {
+  if (said_lost_) console_->Notice("the controller answers again");
+  said_lost_ = false;
+  lost_since_ns_.reset();
+  retry_delay_ = kFirstRetry;
+  last_ = status;
+  have_status_ = true;
+  if (options_.on_status) options_.on_status(status);
+  SayChanges(status);
+  if (HasEnded(status.state()) && !drain_armed_) {
+    drain_armed_ = true;
+    loop_.After(kDrainLimit, [this] { drain_over_ = true; });
+  }
+}
+
+void AttachedJob::SayChanges(const v1::JobStatus& status) {
+  if (status.waiting_for() != said_waiting_) {
+    said_waiting_ = status.waiting_for();
+    if (!said_waiting_.empty() && !HasEnded(status.state())) console_->Notice("waits for " + said_waiting_);
+  }
+  // A new attempt is said when its checkpoint is known.
+  const bool known = status.state() != v1::JOB_STATE_STARTING || status.has_checkpoint();
+  if (status.attempt() <= said_attempt_ || !known || !status.has_why()) return;
+  said_attempt_ = status.attempt();
+  if (HasEnded(status.state())) return;  // the summary says it
+  console_->Notice(RenderRestart(status.why(), status));
+}
+
+// The first failure of a row starts the clock; after kReconnectLimit the job is left to itself.
+bool AttachedJob::MayRetry() {
+  const int64_t now = EventLoop::BoottimeNs();
+  if (!lost_since_ns_.has_value()) lost_since_ns_ = now;
+  if (options_.local || now - *lost_since_ns_ > absl::ToInt64Nanoseconds(kReconnectLimit)) return false;
+  retry_delay_ = std::min(retry_delay_ * 2, kLastRetry);
+  return true;
+}
+
+void AttachedJob::OnWatchDone(const grpc::Status& status) {
+  watch_.reset();
+  if (closing_ || leave_.has_value() || (have_status_ && HasEnded(last_.state()))) return;
+  const bool gone = !status.ok() && status.error_code() != grpc::StatusCode::UNAVAILABLE;
+  if (gone || !MayRetry()) {
+    console_->Notice(absl::StrCat(
+        "lost job ", job_, ": ",
+        status.ok() ? "the controller ended the watch" : std::string(client_.Explain(status).message())));
+    if (!options_.local) console_->Notice(absl::StrCat("it may still run: dgxrun status ", job_));
+    Leave(status.ok() ? kExitInternal : ExitCodeOf(client_.Explain(status)));
+    return;
+  }
+  if (!said_lost_) {
+    console_->Notice(absl::StrCat(client_.where(), " is not reachable; the job runs on, trying again"));
+    said_lost_ = true;
+  }
+  loop_.After(retry_delay_, [this] { StartWatch(); });
+}
+
+void AttachedJob::OnLogsDone(const grpc::Status& status) {
+  logs_.reset();
+  if (status.ok()) {
+    logs_complete_ = true;
+    return;
+  }
+  if (closing_ || leave_.has_value() || drain_over_) return;
+  if (status.error_code() != grpc::StatusCode::UNAVAILABLE || options_.local) {
+    console_->Notice(
+        absl::StrCat("output is not shown any more: ", std::string(client_.Explain(status).message())));
+    logs_complete_ = true;
+    return;
+  }
+  loop_.After(retry_delay_, [this] { StartLogs(); });
+}
+
+// gRPC's threads must be done with the streams before they go.
+void AttachedJob::CloseStreams() {
+  closing_ = true;
+  if (watch_ != nullptr) watch_->Cancel();
+  if (logs_ != nullptr) {
+    logs_->Hold(false);
+    if (logs_ != nullptr) logs_->Cancel();
+  }
+  while (watch_ != nullptr || logs_ != nullptr || open_calls_ > 0) loop_.RunOnce(absl::InfiniteDuration());
+  if (watched_fd_ >= 0) loop_.Unwatch(watched_fd_);
+  watched_fd_ = -1;
+  loop_.Unwatch(signal_fd_);
+}
+
+}  // namespace dgxrun::cli

@@ -1,0 +1,105 @@
+// A client that is attached to a job from its submit to its end: the same for a local job and a cluster's.
+//
+// Watches the job and follows its output at once; a lost connection to a cluster is taken up again, and
+// bytes that were shown already are dropped by their offset. Nothing of the job is lost: the summary comes
+// after all output was read, or after kDrainLimit.
+//
+//   Ctrl-C, SIGTERM   stops the job and waits for its end; the second time with no grace; the third leaves
+//   SIGHUP            local: stops the job; cluster: leaves it running
+//   closed stdout     as SIGHUP
+#ifndef DGXRUN_CLI_ATTACHED_H_
+#define DGXRUN_CLI_ATTACHED_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "cli/client.h"
+#include "cli/console.h"
+#include "cli/stream_reader.h"
+#include "dgxrun/v1/agent_link.pb.h"
+#include "dgxrun/v1/job.pb.h"
+#include "launcher/base/event_loop.h"
+#include "launcher/base/unique_fd.h"
+
+namespace dgxrun::cli {
+
+// After the job's end: for output that is still under way. Longer than the shim drains its pipes (2 s).
+inline constexpr absl::Duration kDrainLimit = absl::Seconds(5);
+// A controller that is upgraded or moved is back within this; then the job is left to itself.
+inline constexpr absl::Duration kReconnectLimit = absl::Minutes(2);
+
+// Blocks SIGINT, SIGTERM and SIGHUP (and ignores SIGPIPE) for this thread and those it makes, and returns
+// an fd from which they are read. Call before any thread is started.
+UniqueFd TakeSignals();
+
+class AttachedJob {
+ public:
+  struct Options {
+    bool local = false;
+    bool say_cpu = false;     // one line when ranks run on the CPU for lack of a GPU
+    bool show_output = true;  // false: the one rank has the terminal's stdout; only its stderr is followed
+    bool log_all = false;
+    std::string where;                                    // "dev", "this machine"
+    std::function<void(const v1::JobStatus&)> on_status;  // each status, the last one before Run returns
+  };
+
+  AttachedJob(Client client, Options options, Console* console, int signal_fd);
+
+  // Submits and stays until the end. Returns dgxrun's exit code; errors of the submit are the caller's.
+  absl::StatusOr<int> Run(const v1::SubmitRequest& request);
+
+ private:
+  void OnSignals();
+  void OnSignal(int signal);
+  void RequestStop(const std::string& reason, bool at_once);
+  void Leave(int code);
+  void ReaderGone();
+
+  void StartWatch();
+  void StartLogs();
+  void OnStatus(const v1::JobStatus& status);
+  void OnWatchDone(const grpc::Status& status);
+  void OnLogsDone(const grpc::Status& status);
+  void SayChanges(const v1::JobStatus& status);
+  bool MayRetry();
+  void CheckFinished();
+  void Pump();
+  void CloseStreams();
+  int ExitCode() const;
+
+  Client client_;
+  Options options_;
+  Console* console_;
+  EventLoop loop_;
+  int signal_fd_;
+
+  std::string job_;
+  v1::JobStatus last_;
+  bool have_status_ = false;
+  std::unique_ptr<StreamReader<v1::JobStatus>> watch_;
+  std::unique_ptr<StreamReader<v1::OutputChunk>> logs_;
+  bool logs_complete_ = false;
+  bool closing_ = false;
+  bool drain_over_ = false;
+  bool drain_armed_ = false;
+  int open_calls_ = 0;  // stops under way
+  absl::Duration retry_delay_;
+  std::optional<int64_t> lost_since_ns_;
+  bool said_lost_ = false;
+
+  uint32_t said_attempt_ = 0;
+  std::string said_waiting_;
+  int stop_signal_ = 0;
+  int signals_ = 0;
+  int watched_fd_ = -1;
+  std::optional<int> leave_;  // exit code, without waiting for the job
+};
+
+}  // namespace dgxrun::cli
+
+#endif  // DGXRUN_CLI_ATTACHED_H_

@@ -1,0 +1,148 @@
+#include "cli/client.h"
+
+#include <chrono>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "cli/render.h"
+#include "grpcpp/client_context.h"
+#include "proto/rpc/credentials.h"
+#include "proto/rpc/wire_version.h"
+
+namespace dgxrun::cli {
+namespace {
+
+constexpr int kSubmitTries = 3;  // a controller that is being restarted is back within one of them
+
+void SetLimit(grpc::ClientContext* context, absl::Duration limit) {
+  context->set_deadline(absl::ToChronoTime(absl::Now() + limit));
+}
+
+}  // namespace
+
+Client::Client(std::shared_ptr<grpc::Channel> channel, std::string where)
+    : channel_(std::move(channel)), stub_(v1::Control::NewStub(channel_)), where_(std::move(where)) {}
+
+absl::StatusOr<Client> Client::Connect(const ClusterFile& cluster) {
+  const TlsFiles tls{cluster.tls_ca, cluster.tls_cert, cluster.tls_key};
+  auto channel = Dial(cluster.controller, tls, /*bulk=*/false);
+  if (!channel.ok()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(cluster.path, ": ", std::string(channel.status().message())));
+  }
+  return Client(*std::move(channel), absl::StrCat("cluster ", cluster.name, " (", cluster.controller, ")"));
+}
+
+absl::StatusOr<Client> Client::ConnectLocal(const std::string& socket_path) {
+  auto channel = Dial("unix:" + socket_path, TlsFiles(), /*bulk=*/false);
+  if (!channel.ok()) return channel.status();
+  return Client(*std::move(channel), "the local job");
+}
+
+absl::Status Client::Explain(const grpc::Status& status) const {
+  if (status.ok()) return absl::OkStatus();
+  if (status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) {
+    return absl::DeadlineExceededError(
+        absl::StrCat(where_, " does not answer; is its controller's machine up and the port open?"));
+  }
+  if (status.error_code() == grpc::StatusCode::UNAVAILABLE) {
+    return absl::UnavailableError(
+        absl::StrCat(where_, " cannot be reached: ", Printable(status.error_message())));
+  }
+  return absl::Status(static_cast<absl::StatusCode>(status.error_code()), Printable(status.error_message()));
+}
+
+absl::StatusOr<v1::ControllerInfo> Client::Info() {
+  grpc::ClientContext context;
+  SetLimit(&context, kAnswerLimit);
+  v1::InfoRequest request;
+  *request.mutable_version() = OurWireVersion();
+  v1::ControllerInfo reply;
+  if (const grpc::Status status = stub_->Info(&context, request, &reply); !status.ok())
+    return Explain(status);
+  return reply;
+}
+
+absl::StatusOr<v1::SubmitReply> Client::Submit(const v1::SubmitRequest& request) {
+  grpc::Status status;
+  for (int i = 0; i < kSubmitTries; ++i) {
+    grpc::ClientContext context;
+    SetLimit(&context, kSubmitLimit);
+    context.set_wait_for_ready(i > 0);
+    v1::SubmitReply reply;
+    status = stub_->Submit(&context, request, &reply);
+    if (status.ok()) return reply;
+    if (status.error_code() != grpc::StatusCode::UNAVAILABLE) break;
+  }
+  return Explain(status);
+}
+
+absl::StatusOr<v1::JobStatus> Client::Status(const std::string& job) {
+  grpc::ClientContext context;
+  SetLimit(&context, kAnswerLimit);
+  v1::StatusRequest request;
+  request.set_job(job);
+  v1::JobStatus reply;
+  if (const grpc::Status status = stub_->Status(&context, request, &reply); !status.ok())
+    return Explain(status);
+  return reply;
+}
+
+absl::StatusOr<std::vector<v1::JobStatus>> Client::Jobs(uint32_t limit) {
+  grpc::ClientContext context;
+  SetLimit(&context, kSubmitLimit);
+  v1::JobsRequest request;
+  request.set_limit(limit);
+  auto reader = stub_->Jobs(&context, request);
+  std::vector<v1::JobStatus> jobs;
+  v1::JobStatus job;
+  while (reader->Read(&job)) jobs.push_back(job);
+  if (const grpc::Status status = reader->Finish(); !status.ok()) return Explain(status);
+  return jobs;
+}
+
+absl::StatusOr<std::vector<v1::NodeInfo>> Client::Nodes() {
+  grpc::ClientContext context;
+  SetLimit(&context, kSubmitLimit);
+  auto reader = stub_->Nodes(&context, v1::NodesRequest());
+  std::vector<v1::NodeInfo> nodes;
+  v1::NodeInfo node;
+  while (reader->Read(&node)) nodes.push_back(node);
+  if (const grpc::Status status = reader->Finish(); !status.ok()) return Explain(status);
+  return nodes;
+}
+
+absl::StatusOr<v1::JobStatus> Client::Stop(const v1::StopRequest& request) {
+  grpc::ClientContext context;
+  SetLimit(&context, kAnswerLimit);
+  v1::StopReply reply;
+  if (const grpc::Status status = stub_->Stop(&context, request, &reply); !status.ok())
+    return Explain(status);
+  return reply.status();
+}
+
+absl::StatusOr<v1::JobStatus> Client::WaitEnded(const std::string& job, absl::Duration limit) {
+  grpc::ClientContext context;
+  SetLimit(&context, limit);
+  v1::WatchRequest request;
+  request.set_job(job);
+  auto reader = stub_->Watch(&context, request);
+  v1::JobStatus last, next;
+  bool ended = false;
+  while (!ended && reader->Read(&next)) {
+    last = next;
+    ended = HasEnded(last.state());
+  }
+  if (ended) {
+    context.TryCancel();
+    reader->Finish();
+    return last;
+  }
+  const grpc::Status status = reader->Finish();
+  if (!status.ok()) return Explain(status);
+  return absl::UnavailableError(absl::StrCat(where_, " closed the connection before job ", job, " ended"));
+}
+
+}  // namespace dgxrun::cli

@@ -1,0 +1,58 @@
+// A connection to a controller, with the limits and error texts that a person at a terminal needs.
+//
+// Errors: Unavailable or DeadlineExceeded name the cluster and its address; others are the controller's
+// own line. Unary calls end within kAnswerLimit.
+#ifndef DGXRUN_CLI_CLIENT_H_
+#define DGXRUN_CLI_CLIENT_H_
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "dgxrun/v1/control.grpc.pb.h"
+#include "dgxrun/v1/control.pb.h"
+#include "grpcpp/channel.h"
+#include "launcher/base/cluster_file.h"
+
+namespace dgxrun::cli {
+
+// A controller that is there answers within milliseconds; packets that a firewall drops never do.
+inline constexpr absl::Duration kAnswerLimit = absl::Seconds(5);
+// A submit carries up to some MiB and waits for a disk.
+inline constexpr absl::Duration kSubmitLimit = absl::Seconds(30);
+
+class Client {
+ public:
+  static absl::StatusOr<Client> Connect(const ClusterFile& cluster);
+  static absl::StatusOr<Client> ConnectLocal(const std::string& socket_path);
+  Client(std::shared_ptr<grpc::Channel> channel, std::string where);
+
+  absl::StatusOr<v1::ControllerInfo> Info();
+  // The same key never makes a second job, so a lost answer is asked for again.
+  absl::StatusOr<v1::SubmitReply> Submit(const v1::SubmitRequest& request);
+  absl::StatusOr<v1::JobStatus> Status(const std::string& job);
+  absl::StatusOr<std::vector<v1::JobStatus>> Jobs(uint32_t limit);
+  absl::StatusOr<std::vector<v1::NodeInfo>> Nodes();
+  absl::StatusOr<v1::JobStatus> Stop(const v1::StopRequest& request);
+  // The status when the job has ended. DeadlineExceeded after `limit`.
+  absl::StatusOr<v1::JobStatus> WaitEnded(const std::string& job, absl::Duration limit);
+
+  // The error of a call in words.
+  absl::Status Explain(const grpc::Status& status) const;
+
+  v1::Control::Stub* stub() { return stub_.get(); }
+  const std::string& where() const { return where_; }
+
+ private:
+  std::shared_ptr<grpc::Channel> channel_;
+  std::unique_ptr<v1::Control::Stub> stub_;
+  std::string where_;  // "cluster dev (unix:/...)"
+};
+
+}  // namespace dgxrun::cli
+
+#endif  // DGXRUN_CLI_CLIENT_H_

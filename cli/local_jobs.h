@@ -1,0 +1,54 @@
+// Local jobs of this user, running and ended: the folder <state>/local.
+//
+//   <job>/status.pb    the last JobStatus; written by the dgxrun process of the job at each change
+//   <job>/control      path of that process's control socket, one line
+//   <job>/attempt_<k>/ output of the ranks
+//
+// A status that has not ended, while nobody listens on the socket, means that the dgxrun process was
+// killed: such a job is told as failed, cause client_lost.
+#ifndef DGXRUN_CLI_LOCAL_JOBS_H_
+#define DGXRUN_CLI_LOCAL_JOBS_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "dgxrun/v1/job.pb.h"
+
+namespace dgxrun::cli {
+
+// Enough to look back on a week of trying; logs of more fill a home folder.
+inline constexpr size_t kKeptLocalJobs = 100;
+
+struct LocalJob {
+  v1::JobStatus status;
+  std::string folder;          // <state>/local/<job>
+  std::string control_socket;  // empty: it has ended
+};
+
+class LocalJobs {
+ public:
+  explicit LocalJobs(std::string folder) : folder_(std::move(folder)) {}
+
+  // Makes the job's folder if it is missing. Called by the job's own process.
+  absl::Status Write(const v1::JobStatus& status, const std::string& control_socket) const;
+
+  // Newest first. What cannot be read is left out: another process may be removing it.
+  std::vector<LocalJob> List() const;
+  // By id or name (the newest of that name); empty: the newest. NotFound names it.
+  absl::StatusOr<LocalJob> Find(const std::string& job) const;
+
+  // Removes the oldest ended jobs above `keep`.
+  void Prune(size_t keep) const;
+
+ private:
+  std::string folder_;
+};
+
+// Whether somebody listens on this unix socket.
+bool SomebodyListens(const std::string& socket_path);
+
+}  // namespace dgxrun::cli
+
+#endif  // DGXRUN_CLI_LOCAL_JOBS_H_
