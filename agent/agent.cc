@@ -398,8 +398,8 @@ void AgentImpl::StartAttempt(StartShimFor& action) {
   const bool running =
       tasks_.Run([this, key, owner, policy = policy(), root = options_.log_root]() -> std::function<void()> {
         absl::StatusOr<OwnerIds> ids = ResolveOwner(owner, policy);
-        absl::StatusOr<std::string> folder = ids.status();
-        if (ids.ok()) folder = MakeLogFolder(root, key.job.str(), key.attempt.value(), *ids);
+        const absl::StatusOr<std::string> folder =
+            ids.ok() ? MakeLogFolder(root, key.job.str(), key.attempt.value(), *ids) : ids.status();
         return [this, key, ids, folder] { FoldersMade(key, ids, folder); };
       });
   if (!running) StartFailedWith(key, "too many checks of other jobs hang on this node");

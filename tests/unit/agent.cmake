@@ -1,1 +1,6 @@
 dgxrun_test(NAME agent_core_test SRCS ${CMAKE_CURRENT_LIST_DIR}/agent_core_test.cc LIBS dgxrun_agent_core)
+dgxrun_test(NAME agent_parts_test SRCS ${CMAKE_CURRENT_LIST_DIR}/agent_parts_test.cc LIBS dgxrun_agent_parts)
+# Real shims and ranks under a scripted controller.
+dgxrun_test(NAME agent_live_test SRCS ${CMAKE_CURRENT_LIST_DIR}/agent_live_test.cc LIBS dgxrun_agent)
+target_compile_definitions(agent_live_test PRIVATE SHIM_BINARY="$<TARGET_FILE:dgxrun-shim>")
+add_dependencies(agent_live_test dgxrun-shim)
