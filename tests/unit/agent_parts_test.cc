@@ -234,7 +234,9 @@ TEST(FillGpusTest, Table) {
     EXPECT_EQ(inventory.gpu_error().empty(), c.error.empty());
     EXPECT_THAT(inventory.gpu_error(), HasSubstr(c.error));
     EXPECT_EQ(inventory.declared(), c.declared >= 0);
-    if (c.gpus == 2) EXPECT_EQ(inventory.gpus(0).uuid(), "GPU-a");  // PCI order
+    if (c.gpus == 2) {
+      EXPECT_EQ(inventory.gpus(0).uuid(), "GPU-a");  // PCI order
+    }
   }
 }
 
@@ -305,7 +307,9 @@ TEST_F(FolderTest, StoreKeepsWhatItWasTold) {
       action.report.set_job_id("c-1");
       action.stored.launched = 5;
       ASSERT_TRUE((*store)->Store(action).ok());
-      if (n == 3) EXPECT_FALSE((*store)->Store(action).ok());  // a number comes once
+      if (n == 3) {
+        EXPECT_FALSE((*store)->Store(action).ok());  // a number comes once
+      }
     }
     ASSERT_TRUE((*store)->Store(DropReports{2}).ok());
     ASSERT_TRUE((*store)->Store(DropJob{JobId("gone")}).ok());
