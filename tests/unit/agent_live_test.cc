@@ -269,7 +269,8 @@ TEST_F(AgentLiveTest, RanksRunExitAndAreExplained) {
   Stop(0);
   ASSERT_TRUE(Await(v1::Report::kGone, 0));
   bool seen = false;
-  for (const v1::RankReport& rank : Report(v1::Report::kGone, 0).gone().ranks()) {
+  const v1::Report gone = Report(v1::Report::kGone, 0);
+  for (const v1::RankReport& rank : gone.gone().ranks()) {
     if (rank.rank() != 1) continue;
     seen = true;
     EXPECT_EQ(rank.exit().code(), 85);
