@@ -37,8 +37,9 @@ void CheckShare(Draft* draft, const JobId& id, const NodeConnected& input, bool 
   const AttemptNode* share = FindShare(*attempt, node);
   if (share == nullptr || share->phase == AttemptNode::Phase::kGone) return;
   for (const auto& held : input.hello.snapshot().attempts()) {
-    // It lives, or ended and will be reported on this stream.
-    if (held.job_id() == id.str() && held.attempt() == attempt->number.value()) return;
+    if (held.job_id() != id.str() || held.attempt() != attempt->number.value()) continue;
+    // It ended, and how will be told on this stream; or it lives, which nothing does after a reboot.
+    if (held.phase() == v1::ATTEMPT_PHASE_GONE || !rebooted) return;
   }
   const bool started = share->phase == AttemptNode::Phase::kStarted;
   // Neither started nor rebooted: the Launch, or the Stop, was lost on the way; it is sent again.

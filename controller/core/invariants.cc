@@ -57,7 +57,21 @@ absl::Status CheckJob(const State& state, const Job& job) {
   return job.attempt ? CheckAttempt(job, *job.attempt) : absl::OkStatus();
 }
 
+// Orders as 1, 2, 3 ... within the attempt: archiving other jobs shortens the log, and so shifts the
+// positions that a replay gives, but never their order.
+std::map<uint64_t, size_t> Ordinals(const Attempt& attempt) {
+  std::map<uint64_t, size_t> ordinals{{0, 0}};
+  for (const Fault& fault : attempt.faults) ordinals[fault.order] = 0;
+  for (const auto& share : attempt.nodes) {
+    for (const auto& [rank, info] : share->ranks) ordinals[info.order] = 0;
+  }
+  size_t next = 0;
+  for (auto& [order, ordinal] : ordinals) ordinal = next++;
+  return ordinals;
+}
+
 std::string DumpAttempt(const Attempt& attempt) {
+  const std::map<uint64_t, size_t> ordinals = Ordinals(attempt);
   std::string out =
       absl::StrCat(" attempt ", attempt.number.value(), " phase ", static_cast<int>(attempt.phase),
                    " launched ", attempt.launched, " ", attempt.master_addr, ":", attempt.master_port,
@@ -67,7 +81,7 @@ std::string DumpAttempt(const Attempt& attempt) {
   if (attempt.checkpoint) absl::StrAppend(&out, "  from ", attempt.checkpoint->ShortDebugString(), "\n");
   for (const Fault& fault : attempt.faults) {
     absl::StrAppend(&out, "  fault ", fault.cause, " ", fault.node.str(), " rank ", fault.rank, " order ",
-                    fault.order, " after ", fault.after_stop, " ", fault.detail, "\n");
+                    ordinals.at(fault.order), " after ", fault.after_stop, " ", fault.detail, "\n");
   }
   for (const auto& share : attempt.nodes) {
     absl::StrAppend(&out, "  node ", share->node.str(), " phase ", static_cast<int>(share->phase), " placed ",
@@ -75,8 +89,8 @@ std::string DumpAttempt(const Attempt& attempt) {
                     " cause ", share->gone_cause, " ", share->gone_detail, "\n");
     if (share->checkpoint) absl::StrAppend(&out, "   found ", share->checkpoint->ShortDebugString(), "\n");
     for (const auto& [rank, info] : share->ranks) {
-      absl::StrAppend(&out, "   rank ", rank, " order ", info.order, " by_gone ", info.told_by_gone, " ",
-                      info.report.ShortDebugString(), "\n");
+      absl::StrAppend(&out, "   rank ", rank, " order ", ordinals.at(info.order), " by_gone ",
+                      info.told_by_gone, " ", info.report.ShortDebugString(), "\n");
     }
   }
   return out;
@@ -109,8 +123,8 @@ absl::Status CheckInvariants(const State& state) {
 }
 
 std::string DumpState(const State& state) {
-  std::string out = absl::StrCat("cluster ", state.cluster_id, " term ", state.term, " jobs ",
-                                 state.last_job_number, " records ", state.record_count, "\n");
+  std::string out =
+      absl::StrCat("cluster ", state.cluster_id, " term ", state.term, " jobs ", state.last_job_number, "\n");
   for (const auto& [id, node] : state.nodes) {
     absl::StrAppend(&out, "node ", id.str(), " ", node->name, " boot ", node->boot_id, " peer ",
                     node->peer_address, " phase ", static_cast<int>(node->phase), " user ", node->agent_user,

@@ -1,0 +1,169 @@
+#include "tests/sim/sim_controller.h"
+
+#include "absl/strings/str_cat.h"
+#include "controller/core/invariants.h"
+
+namespace dgxrun::sim {
+
+void SimController::Start() {
+  if (up_) return;
+  up_ = true;
+  ++epoch_;
+  world_->Trace("controller starts");
+  state_ = core::State();
+  for (const v1::Record& record : disk_) core::Apply(&state_, record);
+  if (!dump_.empty()) host_->Replayed(dump_, core::DumpState(state_));
+  contacts_ = core::Contacts();
+  contacts_.config.cluster_name = "sim";
+  contacts_.config.version.set_major(1);
+  contacts_.config.version.set_release("sim");
+  // The wait for a fence is isolation_timeout + allowance + margin; this one ends before the lease.
+  if (mutation_ == Mutation::kNoFenceWait) contacts_.config.isolation_timeout = absl::Seconds(2);
+  sent_.clear();
+  Feed(core::ControllerStarted{"abcdef00-0000-4000-8000-000000000000"});
+  ScheduleTick();
+}
+
+void SimController::Crash() {
+  if (!up_) return;
+  world_->Trace("controller dies");
+  up_ = false;
+  ++epoch_;
+  crash_in_ = 0;
+  dump_ = core::DumpState(state_);
+  host_->Crashed();
+}
+
+void SimController::ScheduleTick() {
+  world_->In(250 * kMs, [this, epoch = epoch_] {
+    if (epoch != epoch_) return;
+    Feed(core::Tick{});
+    if (epoch == epoch_) ScheduleTick();
+  });
+}
+
+bool SimController::Point() {
+  if (crash_in_ > 0 && --crash_in_ == 0) Crash();
+  return !up_;
+}
+
+bool SimController::Persist(const std::vector<v1::Record>& records) {
+  if (!records.empty() && Point()) return false;
+  for (const v1::Record& record : records) {
+    disk_.push_back(record);
+    history_.push_back(record);
+    core::Apply(&state_, record);
+    world_->Trace(absl::StrCat("record ", record.ShortDebugString().substr(0, 300)));
+  }
+  const absl::Status status = core::CheckInvariants(state_);
+  if (!status.ok()) host_->Broken(std::string(status.message()));
+  return records.empty() || !Point();
+}
+
+bool SimController::Leave(const core::Input& input, const core::Decision& decision) {
+  for (const core::Effect& effect :
+       core::Reconcile(state_, contacts_, core::Touched(state_, input, decision.records))) {
+    if (Point()) return false;
+    Perform(effect);
+  }
+  for (const core::Answer& answer : decision.answers) {
+    if (Point()) return false;
+    host_->Answered(answer, history_);
+  }
+  return true;
+}
+
+void SimController::Feed(decltype(core::Input::body) body) {
+  if (!up_) return;
+  const core::Input input{world_->wall(), std::move(body)};
+  core::Observe(&contacts_, state_, input);
+  const core::Decision decision = core::Decide(state_, contacts_, input);
+  if (mutation_ == Mutation::kAnswerFirst) {
+    const core::State before = state_;
+    for (const v1::Record& record : decision.records) core::Apply(&state_, record);
+    const bool left = Leave(input, decision);
+    state_ = before;
+    if (left) Persist(decision.records);
+    return;
+  }
+  if (Persist(decision.records)) Leave(input, decision);
+}
+
+void SimController::Perform(const core::Effect& effect) {
+  if (const auto* send = std::get_if<core::SendToNode>(&effect)) {
+    const auto identity =
+        std::make_tuple(static_cast<int>(send->kind), send->job.str(), send->attempt.value());
+    std::string& last = sent_[send->connection][identity];
+    std::string bytes = send->message.SerializeAsString();
+    if (last == bytes) return;
+    last = std::move(bytes);
+    core::SendToNode out = *send;
+    // The mutation is the controller's alone: agents keep the true timeout.
+    if (out.message.has_welcome()) out.message.mutable_welcome()->set_isolation_timeout_ms(10000);
+    host_->ToNode(out, history_);
+  } else if (const auto* archive = std::get_if<core::ArchiveJob>(&effect)) {
+    Archive(archive->job);
+  }
+  // DeleteEnvironment: blobs are the engine's.
+}
+
+// One transaction, as the engine does it.
+void SimController::Archive(const JobId& job) {
+  if (core::FindJobById(state_, job) == nullptr) return;
+  archive_[job.str()] = core::DescribeJob(state_, contacts_, job, world_->wall());
+  const v1::Record archived = core::ArchivedRecord(state_, job, world_->wall());
+  auto of_job = [&](const auto& body) { return body.job_id() == job.str(); };
+  std::erase_if(disk_, [&](const v1::Record& r) {
+    switch (r.body_case()) {
+      case v1::Record::kJobSubmitted:
+        return of_job(r.job_submitted());
+      case v1::Record::kStopRequested:
+        return of_job(r.stop_requested());
+      case v1::Record::kAttemptPlaced:
+        return of_job(r.attempt_placed());
+      case v1::Record::kNodePrepared:
+        return of_job(r.node_prepared());
+      case v1::Record::kAttemptLaunched:
+        return of_job(r.attempt_launched());
+      case v1::Record::kNodeStarted:
+        return of_job(r.node_started());
+      case v1::Record::kRankExited:
+        return of_job(r.rank_exited());
+      case v1::Record::kFaultSeen:
+        return of_job(r.fault_seen());
+      case v1::Record::kAttemptStopping:
+        return of_job(r.attempt_stopping());
+      case v1::Record::kNodeGone:
+        return of_job(r.node_gone());
+      case v1::Record::kAttemptEnded:
+        return of_job(r.attempt_ended());
+      case v1::Record::kJobEnded:
+        return of_job(r.job_ended());
+      case v1::Record::kClusterCreated:
+      case v1::Record::kTermRaised:
+      case v1::Record::kNodeAdmitted:
+      case v1::Record::kNodeLost:
+      case v1::Record::kNodeFenced:
+      case v1::Record::kNodeRemoved:
+      case v1::Record::kJobArchived:
+      case v1::Record::BODY_NOT_SET:
+        return false;
+    }
+    return false;
+  });
+  disk_.push_back(archived);
+  history_.push_back(archived);
+  core::Apply(&state_, archived);
+  world_->Trace("archived " + job.str());
+}
+
+std::vector<v1::JobStatus> SimController::Jobs() const {
+  std::vector<v1::JobStatus> jobs;
+  for (const auto& [id, status] : archive_) jobs.push_back(status);
+  for (const auto& [id, job] : state_.jobs) {
+    jobs.push_back(core::DescribeJob(state_, contacts_, id, world_->wall()));
+  }
+  return jobs;
+}
+
+}  // namespace dgxrun::sim
