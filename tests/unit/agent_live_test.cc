@@ -358,6 +358,36 @@ TEST_F(AgentLiveTest, AnEndThatNobodySawIsReportedLater) {
   EXPECT_TRUE(AwaitFiles([&] { return std::filesystem::is_empty(dir_ + "/run"); }));
 }
 
+int ParentOf(int pid) {
+  std::ifstream file(absl::StrCat("/proc/", pid, "/status"));
+  std::string word;
+  int parent = 0;
+  while (file >> word && word != "PPid:") {
+  }
+  file >> parent;
+  return parent;
+}
+
+TEST_F(AgentLiveTest, ADeadSupervisorTakesItsRanksAlong) {
+  StartAgent();
+  uint32_t attempt = 0;
+  for (const bool guard_too : {false, true}) {
+    Launch(attempt, "exec sleep 600");
+    ASSERT_TRUE(Await(v1::Report::kStarted, attempt));
+    const int rank = Report(v1::Report::kStarted, attempt).started().ranks(0).pid();
+    const int shim = ParentOf(rank);
+    const int guard = ParentOf(shim);
+    if (guard_too) kill(guard, SIGSTOP);  // else it sees the shim's end first
+    kill(shim, SIGKILL);
+    if (guard_too) kill(guard, SIGKILL);
+    ASSERT_TRUE(Await(v1::Report::kGone, attempt));
+    EXPECT_EQ(Report(v1::Report::kGone, attempt).gone().cause(), v1::CAUSE_SUPERVISOR_LOST);
+    EXPECT_TRUE(AwaitFiles([&] { return kill(rank, 0) != 0; }));
+    EXPECT_TRUE(AwaitFiles([&] { return std::filesystem::is_empty(dir_ + "/run"); }));
+    ++attempt;
+  }
+}
+
 TEST_F(AgentLiveTest, PrepareNamesWhatIsMissing) {
   StartAgent();
   v1::ControllerMsg message;
