@@ -12,7 +12,9 @@
 namespace dgxrun::core {
 namespace {
 
-enum class Whose { kOwn, kVictim, kAfterStop };
+// kLateNode: the word that a node failed came after we had said stop. Peers that died of it may well have
+// been heard first, so it explains victims; but not a rank that failed on its own.
+enum class Whose { kOwn, kLateNode, kVictim, kAfterStop };
 
 struct Pattern {
   absl::string_view text;
@@ -181,7 +183,7 @@ std::optional<v1::Why> Judge(const Attempt& attempt) {
   const AttemptNode* node = nullptr;
   const RankInfo* rank = nullptr;
   for (const Fault& f : attempt.faults) {
-    const Key key{f.after_stop ? Whose::kAfterStop : Whose::kOwn, WeightOf(f.cause, 0), f.order};
+    const Key key{f.after_stop ? Whose::kLateNode : Whose::kOwn, WeightOf(f.cause, 0), f.order};
     if (best && *best <= key) continue;
     best = key;
     fault = &f;

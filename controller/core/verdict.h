@@ -3,7 +3,8 @@
 // Facts are ranked by whose fault they are, then by kind, and only then by the order in which the
 // controller heard of them, since the clocks of nodes differ:
 //
-//   whose   its own  <  victim of a broken collective  <  ended after we said stop
+//   whose   its own  <  a node that failed, heard of after we said stop  <  victim of a broken collective
+//           <  ended after we said stop
 //   kind    node lost, fenced, supervisor lost, refused, not spawned, GPU fault, OOM kill, signal,
 //           exit code (and SIGABRT, which a program does to itself), hang, preempted, stopped
 //

@@ -53,7 +53,7 @@ bool SimController::Persist(const std::vector<v1::Record>& records) {
     disk_.push_back(record);
     history_.push_back(record);
     core::Apply(&state_, record);
-    world_->Trace(absl::StrCat("record ", record.ShortDebugString().substr(0, 300)));
+    world_->Trace("record", record);
   }
   const absl::Status status = core::CheckInvariants(state_);
   if (!status.ok()) host_->Broken(std::string(status.message()));

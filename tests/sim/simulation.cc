@@ -233,7 +233,7 @@ void Simulation::AtController(const StreamPtr& stream, const v1::AgentMsg& messa
 void Simulation::ToNode(const core::SendToNode& send, const Disk& history) {
   auto it = at_controller_.find(send.connection);
   const std::string name = send.node.str().substr(3);
-  world_.Trace(absl::StrCat("to ", name, " ", send.message.ShortDebugString().substr(0, 60)));
+  world_.Trace(name.c_str(), send.message);
   Each([&](Oracle* oracle) { oracle->OnMessage(name, send.message, history); });
   if (it == at_controller_.end()) return;
   const StreamPtr stream = it->second;

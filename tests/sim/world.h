@@ -55,16 +55,27 @@ class World {
   // What happened, folded into a number (FNV-1a): two runs of a seed must agree. With `verbose` it is
   // printed too.
   void Trace(const std::string& what) {
-    for (const std::string& part : {std::to_string(now_), what}) {
-      for (const char c : part) hash_ = (hash_ ^ static_cast<unsigned char>(c)) * 0x100000001B3ull;
-    }
+    Fold(what);
     if (verbose) std::printf("%10.3f %s\n", static_cast<double>(now_) / kSecond, what.c_str());
+  }
+  // The same for a message, which is turned into text only for a reader.
+  template <class Message>
+  void Trace(const char* what, const Message& message) {
+    Fold(message.SerializeAsString());
+    if (verbose)
+      std::printf("%10.3f %s %s\n", static_cast<double>(now_) / kSecond, what,
+                  message.ShortDebugString().c_str());
   }
   uint64_t hash() const { return hash_; }
 
   bool verbose = false;
 
  private:
+  void Fold(const std::string& bytes) {
+    hash_ = (hash_ ^ static_cast<uint64_t>(now_)) * 0x100000001B3ull;
+    for (const char c : bytes) hash_ = (hash_ ^ static_cast<unsigned char>(c)) * 0x100000001B3ull;
+  }
+
   int64_t now_ = kSecond;
   uint64_t random_;
   uint64_t last_ = 0;
