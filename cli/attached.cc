@@ -19,6 +19,8 @@ namespace {
 
 constexpr absl::Duration kFirstRetry = absl::Milliseconds(100);
 constexpr absl::Duration kLastRetry = absl::Seconds(2);
+// What a job waits for is worth a line when it takes this long.
+constexpr absl::Duration kWaitSaid = absl::Seconds(2);
 constexpr int kPipeClosed = 128 + SIGPIPE;
 
 }  // namespace
@@ -200,9 +202,15 @@ void AttachedJob::OnStatus(const v1::JobStatus& status) {
 }
 
 void AttachedJob::SayChanges(const v1::JobStatus& status) {
-  if (status.waiting_for() != said_waiting_) {
-    said_waiting_ = status.waiting_for();
-    if (!said_waiting_.empty() && !HasEnded(status.state())) console_->Notice("waits for " + said_waiting_);
+  if (status.waiting_for() != waiting_) {
+    waiting_ = status.waiting_for();
+    if (!waiting_.empty()) {
+      loop_.After(kWaitSaid, [this, what = waiting_] {
+        if (what != waiting_ || HasEnded(last_.state()) || what == said_waiting_) return;
+        console_->Notice("waits for " + what);
+        said_waiting_ = what;
+      });
+    }
   }
   // A new attempt is said when its checkpoint is known.
   const bool known = status.state() != v1::JOB_STATE_STARTING || status.has_checkpoint();

@@ -93,6 +93,7 @@ class AttachedJob {
   bool said_lost_ = false;
 
   uint32_t said_attempt_ = 0;
+  std::string waiting_;  // as last told; said once it has lasted
   std::string said_waiting_;
   int stop_signal_ = 0;
   int signals_ = 0;

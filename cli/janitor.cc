@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/inotify.h>
 #include <unistd.h>
@@ -14,6 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "cli/paths.h"
 #include "launcher/base/sys.h"
 
 extern char** environ;
@@ -27,10 +29,10 @@ void CloseOthers(int keep) {
   for (int fd = 0; fd < 3; ++fd) {
     if (null >= 0 && fd != keep) dup2(null, fd);
   }
-  std::error_code ignored;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd", ignored)) {
-    const int fd = atoi(entry.path().filename().c_str());
-    if (fd > 2 && fd != keep) close(fd);  // the listing's own fd too: it ends the loop, not the work
+  // Listed first: the listing has an fd of its own.
+  for (const std::string& name : ListFolder("/proc/self/fd")) {
+    const int fd = atoi(name.c_str());
+    if (fd > 2 && fd != keep) close(fd);
   }
 }
 
@@ -43,8 +45,8 @@ void ForgetEnvironment() {
 
 void RemoveAllBut(const std::string& folder, const std::string& keep) {
   std::error_code ignored;
-  for (const auto& entry : std::filesystem::directory_iterator(folder, ignored)) {
-    if (entry.path().filename() != keep) std::filesystem::remove_all(entry.path(), ignored);
+  for (const std::string& name : ListFolder(folder)) {
+    if (name != keep) std::filesystem::remove_all(absl::StrCat(folder, "/", name), ignored);
   }
 }
 

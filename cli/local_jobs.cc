@@ -92,10 +92,9 @@ absl::Status LocalJobs::Write(const v1::JobStatus& status, const std::string& co
 
 std::vector<LocalJob> LocalJobs::List() const {
   std::vector<LocalJob> jobs;
-  std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator(folder_, error)) {
+  for (const std::string& name : ListFolder(folder_)) {
     LocalJob job;
-    if (ReadJob(entry.path().string(), &job)) jobs.push_back(std::move(job));
+    if (ReadJob(absl::StrCat(folder_, "/", name), &job)) jobs.push_back(std::move(job));
   }
   std::stable_sort(jobs.begin(), jobs.end(), [](const LocalJob& a, const LocalJob& b) {
     return a.status.submitted_unix_ns() > b.status.submitted_unix_ns();

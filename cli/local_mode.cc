@@ -68,16 +68,15 @@ absl::StatusOr<std::string> ProgramBeside(const std::string& name) {
 }
 
 void RemoveStaleRuns(const std::string& run_dir) {
-  std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator(run_dir, error)) {
-    const std::string name = entry.path().filename();
+  for (const std::string& name : ListFolder(run_dir)) {
+    const std::string path = absl::StrCat(run_dir, "/", name);
     struct stat info;
-    if (!absl::StartsWith(name, kFolderPrefix) || lstat(entry.path().c_str(), &info) != 0) continue;
+    if (!absl::StartsWith(name, kFolderPrefix) || lstat(path.c_str(), &info) != 0) continue;
     if (info.st_uid != geteuid() || absl::Now() - absl::TimeFromTimespec(info.st_mtim) < kStartLimit)
       continue;
     // Asked of the socket, not of the pid: that one may be of another pid namespace.
     std::error_code ignored;
-    if (!SomebodyListens(ControlSocket(entry.path()))) std::filesystem::remove_all(entry.path(), ignored);
+    if (!SomebodyListens(ControlSocket(path))) std::filesystem::remove_all(path, ignored);
   }
 }
 

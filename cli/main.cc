@@ -14,6 +14,7 @@
 #include "cli/launch.h"
 #include "cli/paths.h"
 #include "cli/queries.h"
+#include "spdlog/spdlog.h"
 
 namespace dgxrun::cli {
 namespace {
@@ -50,6 +51,8 @@ absl::StatusOr<int> Run(const Command& command, const EnvMap& env) {
 int Main(const std::vector<std::string>& words) {
   // Debian's gRPC and abseil are built without NDEBUG: its deadlock detector costs milliseconds of a start.
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
+  // The embedded controller and agent log for operators of daemons; a person at a terminal gets our lines.
+  spdlog::set_level(spdlog::level::off);
   auto command = ParseCommandLine(words);
   absl::StatusOr<int> code = command.ok() ? Run(*command, ProcessEnvironment()) : command.status();
   if (code.ok()) return *code;

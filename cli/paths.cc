@@ -9,6 +9,9 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
+#include <filesystem>
+#include <system_error>
+
 #include "absl/strings/str_cat.h"
 #include "launcher/base/unique_fd.h"
 
@@ -125,6 +128,15 @@ absl::Status WriteFileAtomically(const std::string& path, const std::string& byt
   }
   if (rename(temporary.c_str(), path.c_str()) != 0) return Errno("cannot write", path);
   return absl::OkStatus();
+}
+
+std::vector<std::string> ListFolder(const std::string& path) {
+  std::vector<std::string> names;
+  std::error_code error;
+  for (std::filesystem::directory_iterator it(path, error), end; !error && it != end; it.increment(error)) {
+    names.push_back(it->path().filename());
+  }
+  return names;
 }
 
 absl::StatusOr<std::string> ReadFile(const std::string& path) {

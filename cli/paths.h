@@ -15,6 +15,7 @@
 #include <functional>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -50,6 +51,8 @@ absl::Status MakePrivateFolder(const std::string& path);
 // Write, then rename. Mode 0600.
 absl::Status WriteFileAtomically(const std::string& path, const std::string& bytes);
 absl::StatusOr<std::string> ReadFile(const std::string& path);  // NotFound names it
+// Names in a folder, but "." and ".."; none when it cannot be read.
+std::vector<std::string> ListFolder(const std::string& path);
 
 }  // namespace dgxrun::cli
 

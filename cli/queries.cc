@@ -63,9 +63,7 @@ absl::Status ShowFile(const std::string& path, v1::OutputChunk chunk, Console* c
 // Ranks that have a file in this folder.
 std::set<uint32_t> RanksIn(const std::string& folder) {
   std::set<uint32_t> ranks;
-  std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
-    const std::string name = entry.path().filename();
+  for (const std::string& name : ListFolder(folder)) {
     uint32_t rank = 0;
     const size_t dot = name.find('.');
     if (absl::StartsWith(name, "rank_") && dot != std::string::npos &&
