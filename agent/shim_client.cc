@@ -211,7 +211,7 @@ void ShimClient::Sweep(const AttemptKey& key) {
   if (cgroup.ok()) {
     target.cgroup = *cgroup;
   } else if (!options_.cgroup_parent.empty()) {
-    target.cgroup = CgroupPathOf(options_.cgroup_parent, key.job.str(), key.attempt.value());
+    target.cgroup = CgroupPathOf(options_.cgroup_parent, key.job.str(), key.attempt.value(), target.mark);
   }
   // Reading all of /proc may take seconds on a machine full of processes: heartbeats must go on.
   const auto sweep = [this, key, target]() -> std::function<void()> {

@@ -12,6 +12,7 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <optional>
 
 #include "absl/strings/match.h"
@@ -142,8 +143,11 @@ std::string CgroupKind(const std::string& parent) {
   return !v2.has_value() ? "none" : *v2 ? "v2" : "v1";
 }
 
-std::string CgroupPathOf(const std::string& parent, const std::string& job_id, uint32_t attempt) {
-  return absl::StrCat(parent, "/", kCgroupPrefix, job_id, ".", attempt);
+std::string CgroupPathOf(const std::string& parent, const std::string& job_id, uint32_t attempt,
+                         const std::string& mark) {
+  constexpr size_t kNodeChars = 8;  // 32 bits of a UUID: enough for the few agents that share a cgroup
+  const std::string node = mark.substr(0, std::min(mark.find(':'), kNodeChars));
+  return absl::StrCat(parent, "/", kCgroupPrefix, job_id, ".", attempt, ".", node);
 }
 
 absl::StatusOr<Cgroup> Cgroup::Make(const std::string& path) {

@@ -26,8 +26,10 @@ std::string FindCgroupParent();
 // "v2", "v1" or "none", for Inventory.cgroup.
 std::string CgroupKind(const std::string& parent);
 
-// "<parent>/dgxrun-<job>.<attempt>".
-std::string CgroupPathOf(const std::string& parent, const std::string& job_id, uint32_t attempt);
+// "<parent>/dgxrun-<job>.<attempt>.<node>": node is the first 8 characters of the mark ("<node id>:..."),
+// since agents that share a machine, or only its cgroups, may each have a part of one attempt.
+std::string CgroupPathOf(const std::string& parent, const std::string& job_id, uint32_t attempt,
+                         const std::string& mark);
 
 class Cgroup {
  public:

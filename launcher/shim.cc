@@ -282,7 +282,8 @@ void Shim::Begin() {
 
 void Shim::MakeCgroup() {
   if (start_.cgroup_parent().empty()) return;
-  const std::string path = CgroupPathOf(start_.cgroup_parent(), start_.job_id(), start_.attempt());
+  const std::string path =
+      CgroupPathOf(start_.cgroup_parent(), start_.job_id(), start_.attempt(), start_.mark());
   // Said to the guard first: a folder that it knows but that is not there does no harm.
   absl::Status status = WriteFileAtomically(absl::StrCat(options_.run_dir, "/", kCgroupName), path);
   absl::StatusOr<Cgroup> cgroup = Cgroup::Make(path);

@@ -184,7 +184,7 @@ TEST(CgroupTest, OnlyNamesOfOursAreTouched) {
   EXPECT_EQ(Cgroup::Adopt("/sys/fs/cgroup/user.slice").status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(Cgroup::Make("/tmp/other").status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(Cgroup::Adopt("/tmp/dgxrun-x").status().code(), absl::StatusCode::kNotFound);
-  EXPECT_EQ(CgroupPathOf("/p", "ab-3", 2), "/p/dgxrun-ab-3.2");
+  EXPECT_EQ(CgroupPathOf("/p", "ab-3", 2, "0123456789-x:ab-3.2"), "/p/dgxrun-ab-3.2.01234567");
   EXPECT_EQ(CgroupKind(""), "none");
 }
 

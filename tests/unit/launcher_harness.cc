@@ -221,7 +221,7 @@ int Harness::PidFrom(const std::string& name) {
 }
 
 std::string Harness::cgroup() const {
-  return cgroup_parent_.empty() ? "" : CgroupPathOf(cgroup_parent_, job_, 0);
+  return cgroup_parent_.empty() ? "" : CgroupPathOf(cgroup_parent_, job_, 0, mark_);
 }
 
 bool Harness::NothingLeft() {
