@@ -202,7 +202,10 @@ void Simulation::FromAgent(const std::string& name, const v1::AgentMsg& message)
   stream->last_up = std::max(stream->last_up, world_.now() + world_.Between(kMs, 15 * kMs));
   world_.At(stream->last_up, [this, stream, message, &host] {
     if (host.cut_up || !stream->held_up.empty()) {
-      stream->held_up.push_back([this, stream, message] { AtController(stream, message); });
+      // Weak: the stream holds what is held up on it.
+      stream->held_up.push_back([this, weak = std::weak_ptr<Stream>(stream), message] {
+        if (const StreamPtr alive = weak.lock()) AtController(alive, message);
+      });
     } else {
       AtController(stream, message);
     }
@@ -248,8 +251,10 @@ void Simulation::ToNode(const core::SendToNode& send, const Disk& history) {
   Host& host = hosts_.at(name);
   stream->last_down = std::max(stream->last_down, world_.now() + world_.Between(kMs, 15 * kMs));
   world_.At(stream->last_down, [this, stream, message = send.message, &host] {
-    auto deliver = [stream, message, &host] {
-      if (host.stream == stream) host.node->FromController(message);
+    auto deliver = [weak = std::weak_ptr<Stream>(stream), message, &host] {
+      if (const StreamPtr alive = weak.lock(); alive != nullptr && host.stream == alive) {
+        host.node->FromController(message);
+      }
     };
     if (host.cut_down || !stream->held_down.empty()) {
       stream->held_down.push_back(deliver);
