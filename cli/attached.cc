@@ -173,15 +173,18 @@ void AttachedJob::StartLogs() {
   logs_ = std::make_unique<StreamReader<v1::OutputChunk>>(
       &loop_,
       [this](const v1::OutputChunk& chunk) {
+        logs_attempt_ = std::max(logs_attempt_, chunk.attempt());
+        ++chunks_;
         if (options_.show_output || chunk.stream() == v1::STREAM_STDERR) console_->OnChunk(chunk);
       },
       [this](const grpc::Status& status) { OnLogsDone(status); });
   v1::LogsRequest request;
   request.set_job(job_);
   request.set_follow(true);
-  // From the first attempt that is not shown whole; what was shown of it is dropped by its offset.
+  // From the first attempt that is not shown whole (they come one after the other, from 0 on); what was
+  // shown of it is dropped by its offset.
   request.set_has_attempt(true);
-  request.set_attempt(said_attempt_);
+  request.set_attempt(logs_attempt_);
   client_.stub()->async()->Logs(logs_->context(), &request, logs_.get());
   logs_->Start();
 }
@@ -197,8 +200,19 @@ void AttachedJob::OnStatus(const v1::JobStatus& status) {
   SayChanges(status);
   if (HasEnded(status.state()) && !drain_armed_) {
     drain_armed_ = true;
-    loop_.After(kDrainLimit, [this] { drain_over_ = true; });
+    ArmDrain();
   }
+}
+
+// A reader of ours that is slow, or much output, is no reason to drop any of it.
+void AttachedJob::ArmDrain() {
+  loop_.After(kDrainLimit, [this, before = chunks_] {
+    if (chunks_ == before && console_->empty()) {
+      drain_over_ = true;
+    } else {
+      ArmDrain();
+    }
+  });
 }
 
 void AttachedJob::SayChanges(const v1::JobStatus& status) {

@@ -2,7 +2,7 @@
 //
 // Watches the job and follows its output at once; a lost connection to a cluster is taken up again, and
 // bytes that were shown already are dropped by their offset. Nothing of the job is lost: the summary comes
-// after all output was read, or after kDrainLimit.
+// after all output of all attempts was read, or when none has come for kDrainLimit.
 //
 //   Ctrl-C, SIGTERM   stops the job and waits for its end; the second time with no grace; the third leaves
 //   SIGHUP            local: stops the job; cluster: leaves it running
@@ -66,6 +66,7 @@ class AttachedJob {
   void OnWatchDone(const grpc::Status& status);
   void OnLogsDone(const grpc::Status& status);
   void SayChanges(const v1::JobStatus& status);
+  void ArmDrain();
   bool MayRetry();
   void CheckFinished();
   void Pump();
@@ -84,6 +85,8 @@ class AttachedJob {
   std::unique_ptr<StreamReader<v1::JobStatus>> watch_;
   std::unique_ptr<StreamReader<v1::OutputChunk>> logs_;
   bool logs_complete_ = false;
+  uint32_t logs_attempt_ = 0;  // of the newest output that has come
+  uint64_t chunks_ = 0;        // of output that have come
   bool closing_ = false;
   bool drain_over_ = false;
   bool drain_armed_ = false;

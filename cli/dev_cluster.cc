@@ -21,6 +21,7 @@
 #include "cli/cluster_choice.h"
 #include "cli/daemon.h"
 #include "cli/exit_codes.h"
+#include "cli/local_jobs.h"
 #include "cli/local_mode.h"
 #include "cli/render.h"
 #include "launcher/base/event_loop.h"
@@ -32,7 +33,7 @@ namespace {
 constexpr uint32_t kDefaultNodes = 2;
 constexpr absl::Duration kUpLimit =
     absl::Seconds(20);  // agents need well under a second; a loaded machine more
-constexpr absl::Duration kUpPoll = absl::Milliseconds(20);  // the controller has no call that waits for nodes
+constexpr absl::Duration kUpPoll = absl::Milliseconds(10);  // the controller has no call that waits for nodes
 constexpr absl::Duration kEndGrace = absl::Seconds(5);      // a daemon closes its streams and is gone
 constexpr absl::Duration kDownGrace = absl::Seconds(5);     // for jobs that still run: shorter than their own
 constexpr absl::Duration kJobsLimit = absl::Seconds(30);    // kDownGrace, kills, and slow disks
@@ -68,7 +69,8 @@ class DevCluster {
       : dir_(paths.dev_dir()),
         config_(DevClusterFile(paths)),
         run_root_(paths.run_dir),
-        run_(absl::StrFormat("%s/dev-%08x", paths.run_dir, HashOf(paths.state_dir))) {
+        run_(absl::StrFormat("%s/dev-%08x", paths.run_dir, HashOf(paths.state_dir))),
+        socket_(run_ + "/control.sock") {
     for (const char* name : kPassedOn) {
       if (const auto it = env.find(name); it != env.end())
         environment_.push_back(absl::StrCat(name, "=", it->second));
@@ -89,12 +91,15 @@ class DevCluster {
   absl::StatusOr<UniqueFd> Lock();
   absl::Status WriteConfigs(uint32_t nodes);
   absl::Status StartMissing(uint32_t nodes);
+  absl::Status StartOne(const std::string& name, const std::string& program, const std::string& config);
+  absl::Status WaitFor(const std::function<absl::StatusOr<bool>()>& done);
   absl::Status WaitUp(uint32_t nodes);
   absl::Status ExplainDead(const std::string& name);
   absl::Status StopJobs();
   bool MayHaveRanks() const;
 
-  std::string dir_, config_, run_root_, run_;
+  std::string dir_, config_, run_root_, run_, socket_;
+  std::vector<std::string> started_;  // by this process
   std::vector<std::string> environment_;
 };
 
@@ -121,9 +126,8 @@ absl::StatusOr<UniqueFd> DevCluster::Lock() {
 }
 
 absl::Status DevCluster::WriteConfigs(uint32_t nodes) {
-  const std::string socket = run_ + "/control.sock";
   const std::string head = absl::StrCat(
-      "# Made by dgxrun dev up.\n[cluster]\nname = \"dev\"\ncontroller = \"unix:", socket, "\"\n");
+      "# Made by dgxrun dev up.\n[cluster]\nname = \"dev\"\ncontroller = \"unix:", socket_, "\"\n");
   for (uint32_t i = 1; i <= nodes; ++i) {
     const std::string name = NodeName(i);
     for (const std::string& folder : {absl::StrCat(dir_, "/", name), absl::StrCat(run_, "/", name)}) {
@@ -136,7 +140,7 @@ absl::Status DevCluster::WriteConfigs(uint32_t nodes) {
     if (!written.ok()) return written;
   }
   return WriteFileAtomically(config_, absl::StrCat(head, "[controller]\nstate_dir = \"", dir_,
-                                                   "/controller\"\nunix_socket = \"", socket, "\"\n"));
+                                                   "/controller\"\nunix_socket = \"", socket_, "\"\n"));
 }
 
 absl::Status DevCluster::StartMissing(uint32_t nodes) {
@@ -144,16 +148,23 @@ absl::Status DevCluster::StartMissing(uint32_t nodes) {
   if (!controller.ok()) return controller.status();
   auto agent = ProgramBeside("dgxrun-agent");
   if (!agent.ok()) return agent.status();
-  for (uint32_t i = 0; i <= nodes; ++i) {
-    const std::string name = i == 0 ? "controller" : NodeName(i);
-    Daemon process = Process(name);
-    if (process.LivingPid() != 0) continue;
-    const std::string config = i == 0 ? config_ : absl::StrCat(dir_, "/", name, ".toml");
-    absl::Status started = process.Start({i == 0 ? *controller : *agent, "--config", config}, environment_,
-                                         absl::StrCat(dir_, "/", name, ".log"));
+  if (absl::Status started = StartOne("controller", *controller, config_); !started.ok()) return started;
+  // Nobody dials before it listens: a failed dial would wait for its next try.
+  absl::Status listens = WaitFor([this]() -> absl::StatusOr<bool> { return SomebodyListens(socket_); });
+  if (!listens.ok()) return listens;
+  for (uint32_t i = 1; i <= nodes; ++i) {
+    absl::Status started = StartOne(NodeName(i), *agent, absl::StrCat(dir_, "/", NodeName(i), ".toml"));
     if (!started.ok()) return started;
   }
   return absl::OkStatus();
+}
+
+absl::Status DevCluster::StartOne(const std::string& name, const std::string& program,
+                                  const std::string& config) {
+  Daemon process = Process(name);
+  if (process.LivingPid() != 0) return absl::OkStatus();
+  started_.push_back(name);
+  return process.Start({program, "--config", config}, environment_, absl::StrCat(dir_, "/", name, ".log"));
 }
 
 absl::Status DevCluster::ExplainDead(const std::string& name) {
@@ -167,28 +178,37 @@ absl::Status DevCluster::ExplainDead(const std::string& name) {
   return absl::FailedPreconditionError(absl::StrCat("the dev cluster's ", name, " ended; ", path, ":", tail));
 }
 
+// Looks until `done` says so, a process that we started ends, or kUpLimit is over.
+absl::Status DevCluster::WaitFor(const std::function<absl::StatusOr<bool>()>& done) {
+  const absl::Time deadline = absl::Now() + kUpLimit;
+  EventLoop loop;  // for its timer
+  for (;;) {
+    auto over = done();
+    if (over.ok() && *over) return absl::OkStatus();
+    for (const std::string& name : started_) {
+      if (Process(name).LivingPid() == 0) return ExplainDead(name);
+    }
+    if (absl::Now() > deadline) {
+      return absl::DeadlineExceededError(absl::StrCat(
+          "the dev cluster is not up after ", absl::FormatDuration(kUpLimit),
+          over.ok() ? "" : ": " + std::string(over.status().message()), "; see ", dir_, "/*.log"));
+    }
+    bool fired = false;
+    loop.After(kUpPoll, [&] { fired = true; });
+    while (!fired) loop.RunOnce(absl::InfiniteDuration());
+  }
+}
+
 absl::Status DevCluster::WaitUp(uint32_t nodes) {
   auto file = ReadClusterFile(config_);
   if (!file.ok()) return absl::InternalError(std::string(file.status().message()));
   auto client = Client::Connect(*file);
   if (!client.ok()) return client.status();
-  const absl::Time deadline = absl::Now() + kUpLimit;
-  EventLoop loop;  // for its timer
-  absl::Status last;
-  while (absl::Now() < deadline) {
-    for (const std::string& name : Names()) {
-      if (Process(name).LivingPid() == 0) return ExplainDead(name);
-    }
+  return WaitFor([&]() -> absl::StatusOr<bool> {
     auto info = client->Info();
-    if (info.ok() && info->nodes_up() >= nodes) return absl::OkStatus();
-    last = info.status();
-    bool fired = false;
-    loop.After(kUpPoll, [&] { fired = true; });
-    while (!fired) loop.RunOnce(absl::InfiniteDuration());
-  }
-  return absl::DeadlineExceededError(
-      absl::StrCat("the dev cluster is not up after ", absl::FormatDuration(kUpLimit),
-                   last.ok() ? "" : ": " + std::string(last.message()), "; see ", dir_, "/*.log"));
+    if (!info.ok()) return info.status();
+    return info->nodes_up() >= nodes;
+  });
 }
 
 absl::StatusOr<int> DevCluster::Up(uint32_t asked_nodes) {

@@ -64,7 +64,7 @@ constexpr char kLogs[] = R"(dgxrun logs [JOB] [-r RANKS] [-f] [--attempt N] [--c
 What the ranks of a job wrote: lines of stdout to stdout, of stderr to stderr.
   -r, --ranks RANKS   only these: 3 or 0,2 or 0-7,9
   -f, --follow        go on until the job has ended
-      --attempt N     of that attempt (from 0); default: the current or last one
+      --attempt N     of that attempt (from 0), with -f from it on; default: the current or last one
 )";
 constexpr char kWhy[] = R"(dgxrun why [JOB] [--json] [--cluster NAME|FILE]
 

@@ -83,8 +83,8 @@ std::string NodeOfRank(const v1::JobStatus& status, uint32_t rank) {
   return LocalNodeName();
 }
 
-absl::StatusOr<int> ShowLocalFiles(const LocalJob& job, const LogsOptions& options, Console* console) {
-  const uint32_t attempt = options.attempt.value_or(job.status.attempt());
+absl::Status ShowLocalAttempt(const LocalJob& job, uint32_t attempt, const LogsOptions& options,
+                              Console* console) {
   const std::string folder = absl::StrCat(job.folder, "/attempt_", attempt);
   std::error_code error;
   if (!std::filesystem::is_directory(folder, error)) {
@@ -111,6 +111,17 @@ absl::StatusOr<int> ShowLocalFiles(const LocalJob& job, const LogsOptions& optio
       if (!shown.ok()) return shown;
     }
   }
+  return absl::OkStatus();
+}
+
+// As the controller would: one attempt, or with -f all from that one on.
+absl::StatusOr<int> ShowLocalFiles(const LocalJob& job, const LogsOptions& options, Console* console) {
+  const uint32_t first = options.attempt.value_or(job.status.attempt());
+  absl::Status shown = ShowLocalAttempt(job, first, options, console);
+  for (uint32_t next = first + 1; options.follow && shown.ok() && next <= job.status.attempt(); ++next) {
+    shown = ShowLocalAttempt(job, next, options, console);
+  }
+  if (!shown.ok()) return shown;
   return kExitOk;
 }
 
