@@ -238,6 +238,7 @@ bool TailThread::Next(Tail* tail, v1::OutputChunk* chunk) {
   if (tails_.size() > kMaxTails) {
     chunk->set_error(absl::StrCat("node ", node_name_, ": more than ", kMaxTails, " readers of logs"));
   } else if (!tail->opened) {
+    chunk->set_no_logs(true);
     chunk->set_error(absl::StrCat("node ", node_name_, " has no logs of ", tail->key.job.str(), " attempt ",
                                   tail->key.attempt.value()));
   }

@@ -14,6 +14,15 @@ constexpr size_t kMaxQueuedBytes = 1 << 20;
 constexpr absl::Duration kReconnectLimit = absl::Seconds(15);
 constexpr absl::Duration kRetryPause = absl::Milliseconds(100);
 
+// The nodes of an attempt; null: it was not placed.
+const v1::Placement* PlacementOf(const v1::JobStatus& status, uint32_t attempt) {
+  const v1::Placement* found = nullptr;
+  for (const v1::Placement& placement : status.placements()) {
+    if (placement.first_attempt() <= attempt) found = &placement;
+  }
+  return attempt <= status.attempt() ? found : nullptr;
+}
+
 bool HasStarted(const v1::JobNodeStatus& node) {
   if (!node.log_dir().empty()) return true;
   return std::any_of(node.ranks().begin(), node.ranks().end(), [](const v1::RankStatus& rank) {
@@ -50,7 +59,7 @@ void LogsStream::Begin(const absl::StatusOr<v1::JobStatus>& status) {
         grpc::StatusCode::NOT_FOUND,
         absl::StrCat("job ", status->job_id(), " has had no attempt ", request_.attempt(), " yet")));
   }
-  first_attempt_ = request_.has_attempt() ? request_.attempt() : status->attempt();
+  attempt_ = request_.has_attempt() ? request_.attempt() : status->attempt();
   if (!request_.follow() || core::IsEnded(status->state())) return OnStatus(*status);
   std::weak_ptr<LogsStream> weak = shared_from_this();
   watch_ = engine_->WatchJob(JobId(status->job_id()), [weak, loop = loop_](const v1::JobStatus& now) {
@@ -63,39 +72,77 @@ void LogsStream::Begin(const absl::StatusOr<v1::JobStatus>& status) {
 void LogsStream::OnStatus(const v1::JobStatus& status) {
   if (ended_) return;
   job_ = status;
-  const bool over = core::IsEnded(status.state());
-  const uint32_t last = request_.has_attempt() ? request_.attempt() : status.attempt();
-  for (uint32_t attempt = first_attempt_; attempt <= last; ++attempt) {
-    AskNodes(status, attempt, attempt == status.attempt());
+  for (const v1::JobNodeStatus& node : status.nodes()) {
+    if (node.state() == v1::NODE_STATE_LOST || node.state() == v1::NODE_STATE_FENCED) {
+      lost_.insert(NodeId(node.node_id()));
+    } else {
+      lost_.erase(NodeId(node.node_id()));
+    }
   }
-  no_more_nodes_ = !request_.follow() || over || (request_.has_attempt() && last < status.attempt());
+  DropLost();
+  Advance();
+}
+
+bool LogsStream::AttemptOver() const {
+  // A job that waits for its next attempt still shows the nodes of the last one.
+  const bool between = job_.state() == v1::JOB_STATE_QUEUED && job_.nodes_size() > 0;
+  return attempt_ < job_.attempt() || between || core::IsEnded(job_.state());
+}
+
+bool LogsStream::MayComeBack(const NodeId& node) const {
+  return !AttemptOver() || lost_.find(node) == lost_.end();
+}
+
+void LogsStream::Advance() {
+  while (!ended_ && !all_sent_) {
+    AskNodes();
+    if (!request_.follow()) {
+      all_sent_ = true;
+    } else if (!AttemptOver() || !flowing_.empty() || !waiting_.empty()) {
+      return;
+    } else if (attempt_ < job_.attempt()) {
+      ++attempt_;
+      asked_.clear();
+      next_offset_.clear();
+    } else if (core::IsEnded(job_.state())) {
+      all_sent_ = true;
+    } else {
+      return;  // the next attempt has not been placed yet
+    }
+  }
   EndIfDone();
 }
 
-void LogsStream::AskNodes(const v1::JobStatus& status, uint32_t attempt, bool current) {
-  for (const v1::JobNodeStatus& node : status.nodes()) {
-    // Of an earlier attempt the status tells nothing any more: it most likely had the same nodes.
-    if (current && !HasStarted(node)) continue;
-    Source source{attempt, NodeId(node.node_id()), node.name()};
-    source.guessed = !current;
-    if (request_.ranks_size() > 0) {
-      for (uint32_t rank : request_.ranks()) {
-        const bool here = std::any_of(node.ranks().begin(), node.ranks().end(),
-                                      [rank](const v1::RankStatus& r) { return r.rank() == rank; });
-        if (here || source.guessed) source.ranks.push_back(rank);
-      }
-      if (source.ranks.empty()) continue;
-    }
-    if (asked_.insert(source).second) Ask(std::move(source));
+void LogsStream::AskNodes() {
+  const v1::Placement* placement = PlacementOf(job_, attempt_);
+  if (placement == nullptr) return;
+  const bool over = AttemptOver();
+  uint32_t index = 0;
+  for (const v1::PlacedNodeName& node : placement->nodes()) {
+    Source source{NodeId(node.node_id()), node.name(), {}};
+    if (!WantedRanks(index++, &source.ranks)) continue;
+    const bool started = std::any_of(
+        job_.nodes().begin(), job_.nodes().end(),
+        [&node](const v1::JobNodeStatus& now) { return now.node_id() == node.node_id() && HasStarted(now); });
+    if ((over || started) && asked_.insert(source.node).second) Ask(std::move(source));
   }
+}
+
+// Ranks to ask the attempt's node number `node_index` for (none: all of them); false: it has none of them.
+bool LogsStream::WantedRanks(uint32_t node_index, std::vector<uint32_t>* ranks) const {
+  for (uint32_t rank : request_.ranks()) {
+    if (rank / job_.ranks_per_node() == node_index) ranks->push_back(rank);
+  }
+  return request_.ranks().empty() || !ranks->empty();
 }
 
 void LogsStream::Ask(Source source) {
   v1::TailRequest request;
   request.set_job_id(job_.job_id());
-  request.set_attempt(source.attempt);
+  request.set_attempt(attempt_);
   for (uint32_t rank : source.ranks) request.add_ranks(rank);
-  request.set_follow(request_.follow());
+  // Of an attempt that is over the files are complete; the node may have forgotten the job by now.
+  request.set_follow(request_.follow() && !AttemptOver());
   *request.mutable_owner() = job_.owner();
   const uint64_t tail = tails_->Open(source.node, std::move(request), weak_from_this());
   if (tail != 0) {
@@ -110,7 +157,7 @@ void LogsStream::Ask(Source source) {
 void LogsStream::RetryLater(Source source, const char* why) {
   const absl::Time now = absl::FromUnixNanos(EventLoop::BoottimeNs());
   if (source.give_up_at == absl::InfiniteFuture()) source.give_up_at = now + kReconnectLimit;
-  if (now >= source.give_up_at) {
+  if (now >= source.give_up_at || !MayComeBack(source.node)) {
     PushError(source, absl::StrCat(why, "; its part of the output is incomplete"));
     return;
   }
@@ -128,7 +175,21 @@ void LogsStream::Retry() {
   std::vector<Source> waiting = std::move(waiting_);
   waiting_.clear();
   for (Source& source : waiting) Ask(std::move(source));
-  EndIfDone();
+  Advance();
+}
+
+// A connection to a node that is cut off may hang: its attempt is over, so the next one does not wait for it.
+void LogsStream::DropLost() {
+  for (auto it = flowing_.begin(); it != flowing_.end();) {
+    if (MayComeBack(it->second.node)) {
+      ++it;
+      continue;
+    }
+    tails_->Cancel(it->first);
+    held_.erase(it->first);
+    PushError(it->second, "is lost; its part of the output is incomplete");
+    it = flowing_.erase(it);
+  }
 }
 
 bool LogsStream::OnChunk(uint64_t tail, v1::OutputChunk chunk) {
@@ -136,11 +197,14 @@ bool LogsStream::OnChunk(uint64_t tail, v1::OutputChunk chunk) {
   if (ended_ || it == flowing_.end()) return true;
   Source& source = it->second;
   source.give_up_at = absl::InfiniteFuture();  // it is back
+  if (chunk.no_logs()) return true;
+  any_logs_ = true;
   if (!chunk.error().empty()) {
-    if (!source.guessed) PushError(source, chunk.error());
+    PushError(source, chunk.error());
     return true;
   }
-  uint64_t& next = next_offset_[{source.attempt, chunk.rank(), chunk.stream()}];
+  if (chunk.stream() == v1::STREAM_UNSPECIFIED) return true;  // the folder is empty
+  uint64_t& next = next_offset_[{chunk.rank(), chunk.stream()}];
   const uint64_t end = chunk.offset() + chunk.data().size();
   if (!chunk.data().empty() && chunk.offset() < next) {
     // Asked for a second time: the beginning was relayed already.
@@ -156,7 +220,7 @@ bool LogsStream::OnChunk(uint64_t tail, v1::OutputChunk chunk) {
   if (chunk.data().empty() && !chunk.end() && chunk.gap() == 0) return true;
   chunk.clear_tail_id();
   chunk.set_job_id(job_.job_id());
-  chunk.set_attempt(source.attempt);
+  chunk.set_attempt(attempt_);
   chunk.set_node(source.name);
   Push(std::move(chunk));
   if (queued_bytes_ <= kMaxQueuedBytes) return true;
@@ -176,13 +240,14 @@ void LogsStream::OnTailEnd(uint64_t tail, bool complete) {
   } else if (!complete) {
     PushError(source, "was lost; its part of the output is incomplete");
   }
-  EndIfDone();
+  Advance();
 }
 
 void LogsStream::PushError(const Source& source, const std::string& why) {
+  any_logs_ = true;  // what is there is not known
   v1::OutputChunk chunk;
   chunk.set_job_id(job_.job_id());
-  chunk.set_attempt(source.attempt);
+  chunk.set_attempt(attempt_);
   chunk.set_node(source.name);
   chunk.set_error(absl::StrCat("node ", source.name, ": ", why));
   Push(std::move(chunk));
@@ -216,8 +281,11 @@ void LogsStream::OnWriteDone(bool ok) {
 }
 
 void LogsStream::EndIfDone() {
-  if (no_more_nodes_ && flowing_.empty() && waiting_.empty() && queue_.empty() && !writing_)
-    End(grpc::Status::OK);
+  if (!all_sent_ || !flowing_.empty() || !waiting_.empty() || !queue_.empty() || writing_) return;
+  // Who follows has been told by the status what became of an attempt that never ran.
+  if (request_.follow() || any_logs_ || !AttemptOver()) return End(grpc::Status::OK);
+  End(grpc::Status(grpc::StatusCode::NOT_FOUND,
+                   absl::StrCat("no node has output of attempt ", attempt_, " of job ", job_.job_id())));
 }
 
 void LogsStream::End(const grpc::Status& status) {

@@ -1,8 +1,15 @@
-// One Logs call: tails of every node that holds ranks of the job, merged into one stream of chunks.
+// One Logs call: tails of the nodes that hold ranks of the job, merged into one stream of chunks.
 //
-// A node is asked once its ranks have been started (before, it has no files). With `follow` it goes on over
-// attempts until the job has ended and every tail is complete; a tail that breaks off is asked for again and
-// what was relayed already is dropped by its offset. A node that stays away is an error chunk that names it.
+// One attempt at a time: its nodes (JobStatus.placements says which) are asked once their ranks have been
+// started (before, they have no files), or once the attempt is over, whichever this stream hears of first;
+// only when the attempt is over and each of its tails has ended is the next one asked for. So the chunks of
+// an attempt all come before those of the next, and none is passed over, however short it was. Without
+// `follow` there is one attempt, read as far as its files are now.
+//
+// A tail that breaks off is asked for again and what was relayed already is dropped by its offset. A node
+// that stays away is an error chunk that names it; of a node that is lost while its attempt is over nothing
+// more is awaited. A node that holds nothing of an attempt is passed over. The stream ends after the last
+// attempt; when nobody had anything of an attempt that one was asked for by its number, with NOT_FOUND.
 // Everything but gRPC's own callbacks runs on the loop's thread.
 #ifndef DGXRUN_CONTROLLER_LOGS_STREAM_H_
 #define DGXRUN_CONTROLLER_LOGS_STREAM_H_
@@ -12,7 +19,6 @@
 #include <memory>
 #include <set>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -42,22 +48,22 @@ class LogsStream : public grpc::ServerWriteReactor<v1::OutputChunk>,
 
  private:
   struct Source {
-    uint32_t attempt = 0;
     NodeId node;
     std::string name;
     std::vector<uint32_t> ranks;  // to ask for; empty: all
-    bool guessed = false;         // nobody said that it holds ranks of that attempt: its errors are no news
     absl::Time give_up_at = absl::InfiniteFuture();
-    friend bool operator<(const Source& a, const Source& b) {
-      return std::tie(a.attempt, a.node) < std::tie(b.attempt, b.node);
-    }
   };
   void Begin(const absl::StatusOr<v1::JobStatus>& status);
   void OnStatus(const v1::JobStatus& status);
-  void AskNodes(const v1::JobStatus& status, uint32_t attempt, bool current);
+  bool AttemptOver() const;
+  bool MayComeBack(const NodeId& node) const;
+  void Advance();
+  void AskNodes();
+  bool WantedRanks(uint32_t node_index, std::vector<uint32_t>* ranks) const;
   void Ask(Source source);
   void RetryLater(Source source, const char* why);
   void Retry();
+  void DropLost();
   void PushError(const Source& source, const std::string& why);
   void Push(v1::OutputChunk chunk);
   void WriteNext();
@@ -72,14 +78,16 @@ class LogsStream : public grpc::ServerWriteReactor<v1::OutputChunk>,
   std::shared_ptr<LogsStream> self_;  // until OnDone
   // On the loop.
   uint64_t watch_ = 0;
-  v1::JobStatus job_;           // the last status
-  uint32_t first_attempt_ = 0;  // attempts before it are not asked for
-  bool no_more_nodes_ = false;  // nothing will be asked for that has not been
-  std::set<Source> asked_;
+  v1::JobStatus job_;       // the last status
+  uint32_t attempt_ = 0;    // whose output is being relayed
+  bool all_sent_ = false;   // nothing more will be asked for
+  bool any_logs_ = false;   // some node had files of some attempt, or may have had
+  std::set<NodeId> lost_;   // when last heard of: lost, or fenced
+  std::set<NodeId> asked_;  // for attempt_
   std::map<uint64_t, Source> flowing_;
   std::vector<Source> waiting_;  // for the node to come back
   bool retry_armed_ = false;
-  std::map<std::tuple<uint32_t, uint32_t, int>, uint64_t> next_offset_;  // by attempt, rank, stream
+  std::map<std::pair<uint32_t, int>, uint64_t> next_offset_;  // of attempt_, by rank, stream
   std::deque<v1::OutputChunk> queue_;
   size_t queued_bytes_ = 0;
   std::set<uint64_t> held_;  // tails that wait for the queue

@@ -87,6 +87,25 @@ void OnJobSubmitted(State* state, const v1::JobSubmitted& r, absl::Time at) {
   }
 }
 
+// A job keeps its nodes over most restarts, so this grows with changes of them, not with attempts.
+void NotePlacement(Job* job, const v1::AttemptPlaced& r) {
+  v1::Placement now;
+  now.set_first_attempt(r.attempt());
+  for (const auto& placed : r.nodes()) {
+    v1::PlacedNodeName* node = now.add_nodes();
+    node->set_node_id(placed.node_id());
+    node->set_name(placed.name());
+  }
+  const auto same = [](const v1::PlacedNodeName& a, const v1::PlacedNodeName& b) {
+    return a.node_id() == b.node_id() && a.name() == b.name();
+  };
+  if (!job->placements.empty()) {
+    const auto& last = job->placements.back().nodes();
+    if (std::equal(last.begin(), last.end(), now.nodes().begin(), now.nodes().end(), same)) return;
+  }
+  job->placements.push_back(std::move(now));
+}
+
 void OnAttemptPlaced(Job* job, const v1::AttemptPlaced& r, absl::Time at) {
   if (LiveAttempt(*job) != nullptr || r.attempt() < job->next_attempt.value()) {
     Broken("Apply",
@@ -103,6 +122,7 @@ void OnAttemptPlaced(Job* job, const v1::AttemptPlaced& r, absl::Time at) {
     job->nodes_used.insert(share.node);
     attempt.nodes.emplace_back(std::move(share));
   }
+  NotePlacement(job, r);
   job->attempt = std::move(attempt);
   job->phase = Job::Phase::kActive;
   job->next_attempt = AttemptNo(r.attempt()).Next();

@@ -159,6 +159,7 @@ v1::JobStatus DescribeJob(const State& state, const Contacts& contacts, const Jo
       DescribeShare(state, contacts, *job, attempt, i, status.add_nodes());
     }
   }
+  for (const v1::Placement& placement : job->placements) *status.add_placements() = placement;
   // While an attempt is being stopped its facts are judged as far as they are known.
   const Attempt* live = LiveAttempt(*job);
   std::optional<v1::Why> so_far = live != nullptr ? Judge(*live) : std::nullopt;

@@ -140,6 +140,9 @@ std::string DumpState(const State& state) {
       absl::StrAppend(&out, " stop ", job->stop->user, " ", job->stop->reason, " ",
                       job->stop->grace_ms ? absl::StrCat(*job->stop->grace_ms) : "-", "\n");
     }
+    for (const v1::Placement& placement : job->placements) {
+      absl::StrAppend(&out, " ran on ", placement.ShortDebugString(), "\n");
+    }
     if (job->attempt) absl::StrAppend(&out, DumpAttempt(*job->attempt));
   }
   for (const auto& [key, id] : state.keys) {

@@ -128,10 +128,11 @@ struct Job {
   std::string key;
   v1::JobSpec spec;  // resolved
   Phase phase = Phase::kQueued;
-  AttemptNo next_attempt;          // number that the next AttemptPlaced will carry
-  std::optional<Attempt> attempt;  // the current one, or the last that ended
-  std::set<NodeId> nodes_used;     // by any attempt
-  uint32_t last_master_port = 0;   // of the last launched attempt; the next one takes another
+  AttemptNo next_attempt;                 // number that the next AttemptPlaced will carry
+  std::optional<Attempt> attempt;         // the current one, or the last that ended
+  std::set<NodeId> nodes_used;            // by any attempt
+  std::vector<v1::Placement> placements;  // as JobStatus tells them; one entry per change of the nodes
+  uint32_t last_master_port = 0;          // of the last launched attempt; the next one takes another
   uint32_t restarts = 0;
   uint32_t short_failures = 0;
   absl::Time not_before = absl::InfinitePast();  // of the next attempt

@@ -8,7 +8,9 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <deque>
 #include <fstream>
+#include <map>
 #include <mutex>
 #include <thread>
 
@@ -138,13 +140,21 @@ class FakeAgent {
     hello->mutable_inventory()->set_allowed_cores(4);
     hello->mutable_inventory()->add_addresses("10.0.0.1");
     hello->add_free_ports(29500);
+    hello->add_free_ports(29501);  // an attempt takes another one than the last
     stream_->Write(message);
   }
-  // Reads up to the next message of that kind. Empty: the stream has ended.
+  // Reads up to the next message of that kind. Empty: the stream has ended. Tails that come between other
+  // messages are kept for those who expect them.
   v1::ControllerMsg Expect(v1::ControllerMsg::BodyCase kind) {
     v1::ControllerMsg message;
+    if (kind == v1::ControllerMsg::kTail && !tails_.empty()) {
+      message = std::move(tails_.front());
+      tails_.pop_front();
+      return message;
+    }
     while (stream_->Read(&message)) {
       if (message.body_case() == kind) return message;
+      if (message.has_tail()) tails_.push_back(message);
     }
     ADD_FAILURE() << "no message of kind " << kind;
     return {};
@@ -155,9 +165,10 @@ class FakeAgent {
     }
     return true;
   }
-  v1::Report* NewReport(v1::AgentMsg* message, const std::string& job) {
+  v1::Report* NewReport(v1::AgentMsg* message, const std::string& job, uint32_t attempt = 0) {
     message->mutable_report()->set_number(++reports_);
     message->mutable_report()->set_job_id(job);
+    message->mutable_report()->set_attempt(attempt);
     return message->mutable_report();
   }
   void Send(const v1::AgentMsg& message) { stream_->Write(message); }
@@ -184,6 +195,29 @@ class FakeAgent {
     rank->mutable_exit()->set_signal(stopped ? 15 : 0);
     Send(gone);
   }
+  // The node's one rank of an attempt, as far as Launch; then its whole life in one go.
+  void Launched(const std::string& job, uint32_t attempt) {
+    EXPECT_EQ(Expect(v1::ControllerMsg::kPrepare).prepare().attempt(), attempt);
+    v1::AgentMsg prepared;
+    NewReport(&prepared, job, attempt)->mutable_prepared();
+    Send(prepared);
+  }
+  void Live(const std::string& job, uint32_t attempt, uint32_t rank, int exit_code) {
+    EXPECT_EQ(Expect(v1::ControllerMsg::kLaunch).launch().attempt(), attempt);
+    v1::AgentMsg started, gone;
+    v1::RanksStarted* ranks = NewReport(&started, job, attempt)->mutable_started();
+    ranks->set_log_dir("/logs");
+    v1::RankReport* report = ranks->add_ranks();
+    report->set_rank(rank);
+    report->set_state(v1::RANK_STATE_RUNNING);
+    Send(started);
+    report = NewReport(&gone, job, attempt)->mutable_gone()->add_ranks();
+    report->set_rank(rank);
+    report->set_state(v1::RANK_STATE_EXITED);
+    report->mutable_exit()->set_code(exit_code);
+    Send(gone);
+  }
+  v1::TailRequest ExpectTail() { return Expect(v1::ControllerMsg::kTail).tail(); }
   v1::AgentLink::Stub& stub() { return *stub_; }
 
  private:
@@ -191,6 +225,7 @@ class FakeAgent {
   const std::string name_;
   grpc::ClientContext context_;
   std::unique_ptr<grpc::ClientReaderWriter<v1::AgentMsg, v1::ControllerMsg>> stream_;
+  std::deque<v1::ControllerMsg> tails_;
   uint64_t reports_ = 0;
 };
 
@@ -201,14 +236,23 @@ class Output {
     SetDeadline(&context_);
     writer_ = agent.stub().Output(&context_, &done_);
   }
-  bool Write(uint64_t tail, uint64_t offset, const std::string& data, bool end = false) {
+  bool Write(uint64_t tail, uint64_t offset, const std::string& data, bool end = false, uint32_t rank = 0) {
     v1::OutputChunk chunk;
     chunk.set_tail_id(tail);
+    chunk.set_rank(rank);
     chunk.set_stream(v1::STREAM_STDOUT);
     chunk.set_offset(offset);
     chunk.set_data(data);
     chunk.set_end(end);
     return writer_->Write(chunk);
+  }
+  void WriteNoLogs(uint64_t tail) {
+    v1::OutputChunk chunk;
+    chunk.set_tail_id(tail);
+    chunk.set_end(true);
+    chunk.set_no_logs(true);
+    chunk.set_error("nothing");
+    EXPECT_TRUE(writer_->Write(chunk));
   }
   void Break() {
     context_.TryCancel();
@@ -378,6 +422,151 @@ TEST_F(ServiceTest, WatchAndLogsUntilTheEnd) {
   }
   EXPECT_TRUE(watch->Finish().ok());
   EXPECT_EQ(status.state(), v1::JOB_STATE_SUCCEEDED);
+}
+
+// Two nodes, one rank each; every attempt ends at once, the last of three for good.
+class AttemptsTest : public ServiceTest {
+ protected:
+  static constexpr uint32_t kAttempts = 3;
+  void StartTwo() {
+    Start();
+    channel_ = Unix();
+    for (uint32_t rank : {0, 1}) {
+      agents_[rank] = std::make_unique<FakeAgent>(Unix(true), rank == 0 ? "node1" : "node2");
+      agents_[rank]->Hello();
+      agents_[rank]->Expect(v1::ControllerMsg::kWelcome);
+    }
+    v1::SubmitRequest request = NewJob("key");
+    request.mutable_spec()->set_nodes(2);
+    request.mutable_spec()->set_max_restarts(kAttempts - 1);
+    v1::SubmitReply reply;
+    ASSERT_TRUE(Submit(channel_, request, &reply).ok());
+    job_ = reply.job_id();
+  }
+  void LiveAttempt(uint32_t attempt) {
+    for (auto& agent : agents_) agent->Launched(job_, attempt);
+    for (uint32_t rank : {0, 1}) agents_[rank]->Live(job_, attempt, rank, attempt + 1 < kAttempts ? 7 : 0);
+  }
+  std::unique_ptr<grpc::ClientReader<v1::OutputChunk>> Logs(const v1::LogsRequest& request) {
+    context_ = std::make_unique<grpc::ClientContext>();
+    SetDeadline(context_.get());
+    stub_ = v1::Control::NewStub(channel_);
+    return stub_->Logs(context_.get(), request);
+  }
+  v1::LogsRequest Follow() {
+    v1::LogsRequest request;
+    request.set_job(job_);
+    request.set_follow(true);
+    request.set_has_attempt(true);
+    return request;
+  }
+  // One node's answer to a tail: its output in two chunks.
+  void Answer(uint32_t rank, const v1::TailRequest& tail) {
+    const std::string text = Text(tail.attempt(), rank);
+    Output output(*agents_[rank]);
+    EXPECT_TRUE(output.Write(tail.tail_id(), 0, text.substr(0, 3), false, rank));
+    EXPECT_TRUE(output.Write(tail.tail_id(), 3, text.substr(3), true, rank));
+    output.Done();
+  }
+  static std::string Text(uint32_t attempt, uint32_t rank) {
+    return "attempt " + std::to_string(attempt) + " rank " + std::to_string(rank) + "\n";
+  }
+  // Reads to the end; what came, by attempt and rank. Chunks of an attempt after those of a later one fail.
+  std::map<std::pair<uint32_t, uint32_t>, std::string> ReadAll(grpc::ClientReader<v1::OutputChunk>* logs) {
+    std::map<std::pair<uint32_t, uint32_t>, std::string> bytes;
+    uint32_t newest = 0;
+    for (v1::OutputChunk chunk; logs->Read(&chunk);) {
+      EXPECT_EQ(chunk.error(), "");
+      EXPECT_GE(chunk.attempt(), newest);
+      newest = std::max(newest, chunk.attempt());
+      std::string& sofar = bytes[{chunk.attempt(), chunk.rank()}];
+      EXPECT_EQ(chunk.offset(), sofar.size());
+      sofar += chunk.data();
+    }
+    return bytes;
+  }
+  void ExpectWhole(const std::map<std::pair<uint32_t, uint32_t>, std::string>& bytes) {
+    EXPECT_EQ(bytes.size(), 2 * kAttempts);
+    for (const auto& [key, text] : bytes) EXPECT_EQ(text, Text(key.first, key.second));
+  }
+
+  Channel channel_;
+  std::unique_ptr<FakeAgent> agents_[2];
+  std::string job_;
+  std::unique_ptr<grpc::ClientContext> context_;
+  std::unique_ptr<v1::Control::Stub> stub_;
+};
+
+TEST_F(AttemptsTest, AllOutputOfAnArchivedJobInOrder) {
+  StartTwo();
+  for (uint32_t attempt = 0; attempt < kAttempts; ++attempt) LiveAttempt(attempt);
+  for (auto& agent : agents_) agent->Expect(v1::ControllerMsg::kForget);
+  auto logs = Logs(Follow());
+  for (uint32_t attempt = 0; attempt < kAttempts; ++attempt) {
+    for (uint32_t rank : {0, 1}) {
+      const v1::TailRequest tail = agents_[rank]->ExpectTail();
+      EXPECT_EQ(tail.attempt(), attempt);
+      EXPECT_FALSE(tail.follow()) << "of what is over, the files are all there is";
+      Answer(rank, tail);
+    }
+  }
+  ExpectWhole(ReadAll(logs.get()));
+  EXPECT_TRUE(logs->Finish().ok());
+}
+
+TEST_F(AttemptsTest, AttemptsThatEndAsSoonAsTheyStartedAreFollowed) {
+  StartTwo();
+  auto logs = Logs(Follow());
+  for (uint32_t attempt = 0; attempt < kAttempts; ++attempt) LiveAttempt(attempt);
+  // Nobody has answered the tails of attempt 0 so far: those of attempt 1 wait for both.
+  for (uint32_t attempt = 0; attempt < kAttempts; ++attempt) {
+    v1::TailRequest tails[2];
+    for (uint32_t rank : {0, 1}) tails[rank] = agents_[rank]->ExpectTail();
+    for (uint32_t rank : {1, 0}) {
+      EXPECT_EQ(tails[rank].attempt(), attempt);
+      Answer(rank, tails[rank]);
+    }
+  }
+  ExpectWhole(ReadAll(logs.get()));
+  EXPECT_TRUE(logs->Finish().ok());
+}
+
+TEST_F(AttemptsTest, AnEarlierAttemptIsAskedForByItsNumber) {
+  StartTwo();
+  for (uint32_t attempt = 0; attempt < kAttempts; ++attempt) LiveAttempt(attempt);
+  for (auto& agent : agents_) agent->Expect(v1::ControllerMsg::kForget);
+  v1::LogsRequest request = Follow();
+  request.set_follow(false);
+  request.set_attempt(1);
+  auto logs = Logs(request);
+  v1::TailRequest tails[2];
+  for (uint32_t rank : {0, 1}) tails[rank] = agents_[rank]->ExpectTail();
+  {  // node1 holds nothing of it any more: passed over
+    Output none(*agents_[0]);
+    none.WriteNoLogs(tails[0].tail_id());
+    none.Done();
+  }
+  Answer(1, tails[1]);
+  const auto bytes = ReadAll(logs.get());
+  ASSERT_EQ(bytes.size(), 1u);
+  EXPECT_EQ(bytes.at({1, 1}), Text(1, 1));
+  EXPECT_TRUE(logs->Finish().ok());
+
+  request.add_ranks(0);  // of node1
+  logs = Logs(request);
+  const v1::TailRequest tail = agents_[0]->ExpectTail();
+  Output none(*agents_[0]);
+  none.WriteNoLogs(tail.tail_id());
+  none.Done();
+  EXPECT_TRUE(ReadAll(logs.get()).empty());
+  const grpc::Status status = logs->Finish();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::NOT_FOUND);
+  EXPECT_EQ(status.error_message(), "no node has output of attempt 1 of job " + job_);
+
+  request.set_attempt(kAttempts);
+  logs = Logs(request);
+  EXPECT_TRUE(ReadAll(logs.get()).empty());
+  EXPECT_EQ(logs->Finish().error_code(), grpc::StatusCode::NOT_FOUND);
 }
 
 TEST_F(ServiceTest, ASlowClientHoldsTheAgentBack) {

@@ -108,6 +108,8 @@ TEST_F(JobTest, BudgetIsOfTheJob) {
   EXPECT_EQ(kit_.Status(job).state(), v1::JOB_STATE_FAILED);
   EXPECT_EQ(kit_.Status(job).exit_code(), 7);
   EXPECT_EQ(kit_.Status(job).restarts(), 2u);
+  ASSERT_EQ(kit_.Status(job).placements_size(), 1) << "the nodes were the same in all attempts";
+  EXPECT_EQ(kit_.Status(job).placements(0).nodes_size(), 2);
   EXPECT_EQ(kit_.Status(job).why().attempt(), 2u);
 }
 

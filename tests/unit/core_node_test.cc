@@ -48,6 +48,12 @@ TEST(Node, LostThenFencedThenReplaced) {
   EXPECT_EQ(kit.Status(job).attempt(), 1u);
   EXPECT_EQ(kit.Status(job).nodes(0).name(), "a");
   EXPECT_EQ(kit.Status(job).nodes(1).name(), "c") << "replaced in place";
+  const v1::JobStatus status = kit.Status(job);
+  ASSERT_EQ(status.placements_size(), 2) << "where the logs of each attempt are";
+  EXPECT_EQ(status.placements(0).first_attempt(), 0u);
+  EXPECT_EQ(status.placements(0).nodes(1).name(), "b");
+  EXPECT_EQ(status.placements(1).first_attempt(), 1u);
+  EXPECT_EQ(status.placements(1).nodes(1).name(), "c");
 }
 
 TEST(Node, OutlivedAttemptIsStoppedAndKeepsTheNodeUnusable) {
