@@ -264,7 +264,11 @@ def test_ctrl_c_on_a_terminal_stops_all_ranks(local, terminal):
 
 def test_single_local_rank_has_the_terminal(local, terminal):
     program = local.workspace.write(
-        "ask.py", "import sys; print('tty', sys.stdin.isatty(), sys.stdout.isatty()); print('got', input('name? '))\n"
+        "ask.py",
+        "import sys\n"
+        "print('tty', sys.stdin.isatty(), sys.stdout.isatty())\n"
+        "print('name? ', end='', flush=True)\n"
+        "print('got', sys.stdin.readline())\n",
     )
     dgxrun = terminal(program)
     dgxrun.wait_text("tty True True")

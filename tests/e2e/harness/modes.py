@@ -114,7 +114,7 @@ class NetMode:
         for node in self.node_names:
             self.start_agent(node)
         # From here on dgxrun runs on the hub and finds the cluster by its file.
-        self.workspace.prefix = self.network.hub.argv()
+        self.workspace.host = self.network.hub
         self.workspace.env["DGXRUN_CLUSTER"] = self.user_file
         self.wait_nodes(nodes)
 
@@ -133,7 +133,7 @@ class NetMode:
 
     def _start_daemon(self, who, host, program, config):
         running = Running(
-            host.argv(os.path.join(self.workspace.bin, program), "--config", config),
+            host.argv(os.path.join(self.workspace.bin, program), "--config", config, cwd=self.workspace.root),
             env=self.workspace.env, cwd=self.workspace.root, out_dir=self.workspace.out,
             name=f"{who}-{len(self.workspace.running)}",
         )
@@ -194,7 +194,7 @@ class NetMode:
                 self.daemon_of[who].popen.terminate()
             for who in (*self.node_names, "controller"):
                 self.daemon_of[who].wait(UP_S)
-        self.workspace.prefix = []
+        self.workspace.host = None
         self.workspace.env.pop("DGXRUN_CLUSTER", None)
         self.network.close()
 

@@ -50,9 +50,10 @@ class Host:
         self.process: Process = process(self.holder.pid)
         self.ip("link", "set", "lo", "up")
 
-    def argv(self, *command):
-        """The command, run on this host."""
-        return ["nsenter", "-t", str(self.holder.pid), "-n", "-m", "-u", "--", *command]
+    def argv(self, *command, cwd="/"):
+        """The command, run on this host. Entering a mount namespace leaves one in its root, hence the cd."""
+        enter = ["nsenter", "-t", str(self.holder.pid), "-n", "-m", "-u", "--"]
+        return [*enter, "sh", "-c", 'cd "$0" && exec "$@"', cwd, *command]
 
     def ip(self, *words):
         return check_output(self.argv("ip", *words))

@@ -53,7 +53,7 @@ class Workspace:
         for name in ("ASAN_OPTIONS", "UBSAN_OPTIONS"):
             if name in os.environ:
                 self.env[name] = os.environ[name]
-        self.prefix = []  # put before dgxrun, to run it in a namespace
+        self.host = None  # a netns.Host that dgxrun is run on; None: right here
         self.running = []
 
     def folder(self, name):
@@ -70,13 +70,14 @@ class Workspace:
         os.chmod(self.path(name), mode)
         return self.path(name)
 
-    def dgxrun_argv(self, args):
-        return [*self.prefix, os.path.join(self.bin, "dgxrun"), *map(str, args)]
+    def dgxrun_argv(self, args, cwd=None):
+        argv = [os.path.join(self.bin, "dgxrun"), *map(str, args)]
+        return self.host.argv(*argv, cwd=cwd or self.cwd) if self.host else argv
 
     def start(self, *args, env=None, cwd=None):
         """Starts dgxrun and returns at once."""
         running = Running(
-            self.dgxrun_argv(args),
+            self.dgxrun_argv(args, cwd),
             env={**self.env, **(env or {})},
             cwd=cwd or self.cwd,
             out_dir=self.out,
