@@ -56,7 +56,8 @@ bool IsEmpty(const std::string& folder) {
   return empty || static_cast<bool>(error);
 }
 
-void Clean(const std::string& folder) {
+// dgxrun was killed: its shims are killing the ranks now, and each removes its own folder after that.
+void AwaitShims(const std::string& folder) {
   RemoveAllBut(folder, kShimsFolder);
   const std::string shims = absl::StrCat(folder, "/", kShimsFolder);
   const UniqueFd notify(inotify_init1(IN_CLOEXEC));
@@ -71,8 +72,6 @@ void Clean(const std::string& folder) {
     char events[4096];
     if (entry.revents != 0 && read(notify.get(), events, sizeof events) <= 0) break;
   }
-  std::error_code ignored;
-  std::filesystem::remove_all(folder, ignored);
 }
 
 void Work(int pipe, const std::string& folder) {
@@ -81,9 +80,13 @@ void Work(int pipe, const std::string& folder) {
   CloseOthers(pipe);
   ForgetEnvironment();
   char byte;
-  while (read(pipe, &byte, 1) < 0 && errno == EINTR) {
+  ssize_t n = 0;
+  while ((n = read(pipe, &byte, 1)) < 0 && errno == EINTR) {
   }
-  Clean(folder);
+  const bool orderly = n == 1;
+  if (!orderly) AwaitShims(folder);
+  std::error_code ignored;
+  std::filesystem::remove_all(folder, ignored);
 }
 
 }  // namespace
@@ -99,6 +102,8 @@ absl::StatusOr<Janitor> Janitor::Start(const std::string& folder) {
 }
 
 void Janitor::Finish() {
+  const char byte = 1;
+  [[maybe_unused]] const ssize_t n = write(pipe_.get(), &byte, 1);
   pipe_.Reset();
   RealSys sys;
   const UniqueFd pidfd = sys.PidfdOpen(pid_);

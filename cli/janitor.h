@@ -2,9 +2,9 @@
 // the folder holds the job's environment and a socket, which must not stay.
 //
 // Forked while the process has one thread. Has its own session, no open files but a pipe whose other end
-// only dgxrun holds, and none of dgxrun's environment (which may hold secrets). When the pipe ends it
-// removes everything but the shims' folders at once, these as soon as each shim has removed its own, and
-// ends after kJanitorLimit at the latest.
+// only dgxrun holds, and none of dgxrun's environment (which may hold secrets). Told to by Finish(), it
+// removes the folder at once. When the pipe just ends, dgxrun was killed: it removes everything but the
+// shims' folders at once, and the rest when each shim has removed its own, or after kJanitorLimit.
 #ifndef DGXRUN_CLI_JANITOR_H_
 #define DGXRUN_CLI_JANITOR_H_
 
