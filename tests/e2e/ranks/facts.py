@@ -1,10 +1,11 @@
 """Writes what a rank was given to FOLDER/facts_<rank>.<attempt>.json: facts.py FOLDER [WORD...]
 
-With "fail" as second word, rank 0 of the first attempt then exits 1.
+With "fail" as second word, rank 0 of the first attempt exits 1 once all ranks have written theirs.
 """
 
 import json
 import os
+import signal
 import sys
 
 folder = sys.argv[1]
@@ -25,4 +26,7 @@ with open(path + ".tmp", "w", encoding="utf-8") as file:
     json.dump(facts, file)
 os.rename(path + ".tmp", path)
 if sys.argv[2:3] == ["fail"] and rank == "0" and attempt == "0":
+    for other in range(int(os.environ["WORLD_SIZE"])):
+        while not os.path.exists(os.path.join(folder, f"facts_{other}.{attempt}.json")):
+            signal.sigtimedwait([signal.SIGUSR1], 0.005)
     sys.exit(1)
