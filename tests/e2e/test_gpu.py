@@ -56,7 +56,7 @@ def test_gpu_asked_for_where_none_is(local):
     fake_bus(workspace, 0)
     program = workspace.write("x.py", "print('ran')\n")
     done = workspace.run("--device", "gpu", program, expect=78)
-    assert "GPU" in done.stderr and "ran" not in done.stdout
+    assert "no NVIDIA device" in done.stderr and "ran" not in done.stdout
 
 
 def test_all_gpus_where_none_is(local):

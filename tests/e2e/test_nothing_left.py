@@ -57,9 +57,10 @@ class Job:
         with open(path, encoding="ascii") as file:
             return json.load(file)
 
-    def check_gone(self, exit_code, seconds=PROMPT_S):
-        """All is gone `seconds` from now, and dgxrun ends with this code (None: it was killed)."""
-        deadline = time.monotonic() + seconds
+    def check_gone(self, exit_code, seconds=PROMPT_S, end_seconds=None):
+        """All is gone `seconds` from now, and dgxrun ends with this code (None: it was killed), where
+        `end_seconds` is given at that time."""
+        deadline = time.monotonic() + (end_seconds or seconds)
         wait_gone(self.processes, seconds)
         code = self.dgxrun.wait(max(0.1, deadline - time.monotonic()))
         if exit_code is not None:
@@ -127,7 +128,7 @@ def test_after_sigkill_of_an_agent(mode, leaks):
     """Nobody starts it again, as a crashed machine's init would: the shim's lease runs out."""
     job = Job(mode, leaks, "wait")
     os.kill(mode.agent("node2").pid, signal.SIGKILL)
-    job.check_gone(69, seconds=mode.fence_s)
+    job.check_gone(69, seconds=mode.fence_s, end_seconds=mode.fenced_s)
     why = mode.workspace.why("stubborn")
     assert (why["cause"], why["node"]) == ("node_lost", "node2")
 

@@ -68,8 +68,9 @@ class SharedMachine:
             common + f'[agent]\nname = "box"\nstate_dir = "{workspace.state}/a"\nrun_dir = "{workspace.run_dir}"\n'
             f'log_dir = "{self.public}/logs"\n',
         )
-        os.chmod(workspace.run_dir, 0o755)
         self.daemons = [self._start("dgxrun-controller", controller), self._start("dgxrun-agent", agent)]
+
+    def wait_up(self):
         wait_until(self._up, UP_S, lambda: "\n".join(d.transcript() for d in self.daemons))
 
     def _file(self, name, text):
@@ -116,8 +117,11 @@ class SharedMachine:
 @pytest.fixture
 def shared(workspace, leaks):
     machine = SharedMachine(workspace)
-    yield machine
-    machine.close()
+    try:
+        machine.wait_up()
+        yield machine
+    finally:
+        machine.close()
 
 
 def test_ranks_run_as_the_caller(shared):

@@ -1,7 +1,8 @@
 """The ways to get nodes, behind one face: local, dev cluster, and a cluster over the network.
 
 A mode says how `dgxrun` is told to use it (launch_args), which processes belong to it rather than to a
-job (daemons), and how long its ranks may outlive an agent that is not coming back (fence_s).
+job (daemons), how long its ranks may outlive an agent that is not coming back (fence_s), and when the
+controller then counts them as gone, so that the job ends (fenced_s).
 """
 
 import os
@@ -12,6 +13,8 @@ from harness.netns import HUB_ADDRESS, Network
 from harness.process import Running, cmdline, descendants, executable, process, wait_gone
 from harness.waiting import wait_until
 
+# The controller waits longer than the node: time to kill, and clocks that do not run alike.
+FENCE_ALLOWANCE_S = 3 + 1
 PROMPT_S = 2.0  # the documented time from the end of a job until nothing of it is left
 UP_S = 20  # for daemons to start and find each other on a loaded machine
 
@@ -23,7 +26,7 @@ def programs(name):
 
 class LocalMode:
     name = "local"
-    fence_s = PROMPT_S  # the agent is the dgxrun process: its end is seen at once
+    fence_s = fenced_s = PROMPT_S  # the agent is the dgxrun process: its end is seen at once
 
     def __init__(self, workspace):
         self.workspace = workspace
@@ -47,7 +50,8 @@ class LocalMode:
 
 class DevMode:
     name = "dev"
-    fence_s = 10 + 5  # isolation_timeout of a dev cluster, and time to kill and to look
+    fence_s = 10 + PROMPT_S  # isolation_timeout of a dev cluster
+    fenced_s = fence_s + FENCE_ALLOWANCE_S
 
     def __init__(self, workspace, nodes=2):
         self.workspace = workspace
@@ -87,7 +91,8 @@ class NetMode:
 
     name = "net"
     heartbeat_ms, node_lease_ms, isolation_ms = 200, 2000, 4000
-    fence_s = isolation_ms / 1000 + 3
+    fence_s = isolation_ms / 1000 + PROMPT_S
+    fenced_s = fence_s + FENCE_ALLOWANCE_S
     port = 7070
 
     def __init__(self, workspace, nodes=2):
