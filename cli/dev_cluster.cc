@@ -37,7 +37,7 @@ constexpr absl::Duration kUpPoll = absl::Milliseconds(10);  // the controller ha
 constexpr absl::Duration kEndGrace = absl::Seconds(5);      // a daemon closes its streams and is gone
 constexpr absl::Duration kDownGrace = absl::Seconds(5);     // for jobs that still run: shorter than their own
 constexpr absl::Duration kJobsLimit = absl::Seconds(30);    // kDownGrace, kills, and slow disks
-constexpr uint32_t kListed = 1000;
+constexpr uint32_t kListedByDown = 1000;
 constexpr size_t kLogLinesShown = 3;  // of a daemon that did not come up
 
 // What daemons need of the caller's environment. Never all of it: it may hold secrets.
@@ -245,7 +245,7 @@ absl::Status DevCluster::StopJobs() {
   if (!file.ok()) return absl::InternalError(std::string(file.status().message()));
   auto client = Client::Connect(*file);
   if (!client.ok()) return client.status();
-  auto jobs = client->Jobs(kListed);
+  auto jobs = client->Jobs(kListedByDown);
   if (!jobs.ok()) return jobs.status();
   std::vector<std::string> stopping;
   for (const v1::JobStatus& job : *jobs) {

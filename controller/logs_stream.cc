@@ -9,7 +9,7 @@ namespace dgxrun {
 namespace {
 
 // Of one client that reads slower than the ranks write; 16 chunks of the largest size.
-constexpr size_t kMaxQueuedBytes = 1 << 20;
+constexpr size_t kMaxRelayedBytes = 1 << 20;
 // An agent that was restarted is back within a second or two; longer than isolation_timeout's default.
 constexpr absl::Duration kReconnectLimit = absl::Seconds(15);
 constexpr absl::Duration kRetryPause = absl::Milliseconds(100);
@@ -223,7 +223,7 @@ bool LogsStream::OnChunk(uint64_t tail, v1::OutputChunk chunk) {
   chunk.set_attempt(attempt_);
   chunk.set_node(source.name);
   Push(std::move(chunk));
-  if (queued_bytes_ <= kMaxQueuedBytes) return true;
+  if (queued_bytes_ <= kMaxRelayedBytes) return true;
   held_.insert(tail);
   return false;
 }
@@ -273,7 +273,7 @@ void LogsStream::OnWriteDone(bool ok) {
     self->writing_ = false;
     if (!ok) return self->End(grpc::Status::CANCELLED);
     self->WriteNext();
-    if (self->queued_bytes_ <= kMaxQueuedBytes / 2) {
+    if (self->queued_bytes_ <= kMaxRelayedBytes / 2) {
       for (uint64_t tail : std::exchange(self->held_, {})) self->tails_->Resume(tail);
     }
     self->EndIfDone();

@@ -23,7 +23,7 @@ constexpr int kBacklog = 512;  // agents and clients that come back at one insta
 // After running out of descriptors: accepting is tried again when connections have had time to end.
 constexpr absl::Duration kAcceptPause = absl::Milliseconds(100);
 
-absl::Status Errno(const std::string& path, const char* what) {
+absl::Status SocketError(const std::string& path, const char* what) {
   return absl::PermissionDeniedError(absl::StrCat(path, ": ", what, ": ", strerror(errno)));
 }
 
@@ -65,7 +65,7 @@ absl::StatusOr<std::unique_ptr<UnixListener>> UnixListener::Open(const std::stri
     }
   }
   UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!fd.valid()) return Errno(path, "socket");
+  if (!fd.valid()) return SocketError(path, "socket");
   // Bound, listening and with its mode under a name of our own, then moved to the place: nobody ever meets
   // a socket with another mode, or one that does not listen yet.
   const std::string temporary = absl::StrCat(path, ".", getpid());
@@ -76,11 +76,11 @@ absl::StatusOr<std::unique_ptr<UnixListener>> UnixListener::Open(const std::stri
   unlink(temporary.c_str());
   address = Address(temporary);
   if (bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0)
-    return Errno(path, "bind");
+    return SocketError(path, "bind");
   struct stat made {};
   if (chmod(temporary.c_str(), any_user ? 0666 : 0600) != 0 || listen(fd.get(), kBacklog) != 0 ||
       stat(temporary.c_str(), &made) != 0 || rename(temporary.c_str(), path.c_str()) != 0) {
-    absl::Status status = Errno(path, "listen");
+    absl::Status status = SocketError(path, "listen");
     unlink(temporary.c_str());
     return status;
   }
