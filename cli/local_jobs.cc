@@ -112,6 +112,8 @@ absl::StatusOr<LocalJob> LocalJobs::Find(const std::string& job) const {
 }
 
 void LocalJobs::Prune(size_t keep) const {
+  // Reading every status takes milliseconds of each launch, so it is done once in a while.
+  if (ListFolder(folder_).size() <= keep + keep / 5) return;
   const std::vector<LocalJob> jobs = List();
   for (size_t i = keep; i < jobs.size(); ++i) {
     std::error_code ignored;

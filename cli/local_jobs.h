@@ -39,7 +39,7 @@ class LocalJobs {
   // By id or name (the newest of that name); empty: the newest. NotFound names it.
   absl::StatusOr<LocalJob> Find(const std::string& job) const;
 
-  // Removes the oldest ended jobs above `keep`.
+  // Removes the oldest ended jobs above `keep`, once there are a fifth more.
   void Prune(size_t keep) const;
 
  private:
