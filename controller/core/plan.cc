@@ -39,6 +39,7 @@ void SetTorch(const Job& job, const Attempt& attempt, size_t index, Vars* vars) 
   Set(vars, "TORCHELASTIC_MAX_RESTARTS", absl::StrCat(job.spec.max_restarts()));
   Set(vars, "TORCHELASTIC_RUN_ID", job.id.str());
   Set(vars, "TORCHELASTIC_USE_AGENT_STORE", "False");
+  Set(vars, "TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGHUP,SIGQUIT");  // torchrun's default
   if (!CallerSets(job, "TORCH_NCCL_ASYNC_ERROR_HANDLING")) Set(vars, "TORCH_NCCL_ASYNC_ERROR_HANDLING", "1");
 }
 

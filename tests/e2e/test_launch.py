@@ -21,7 +21,7 @@ TORCHRUN_VARIABLES = {
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_NAME", "ROLE_RANK",
     "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS",
     "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE", "TORCH_NCCL_ASYNC_ERROR_HANDLING",
-    "OMP_NUM_THREADS",
+    "TORCHELASTIC_SIGNALS_TO_HANDLE", "OMP_NUM_THREADS",
 }
 
 
@@ -62,6 +62,7 @@ def test_environment_of_the_ranks(mode):
                 "GROUP_RANK": rank // local_ranks, "GROUP_WORLD_SIZE": nodes, "ROLE_NAME": "default",
                 "ROLE_RANK": rank, "ROLE_WORLD_SIZE": 4, "TORCHELASTIC_RESTART_COUNT": attempt,
                 "TORCHELASTIC_MAX_RESTARTS": 3, "TORCHELASTIC_USE_AGENT_STORE": "False",
+                "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
                 "TORCH_NCCL_ASYNC_ERROR_HANDLING": 1, "DGXRUN_ATTEMPT": attempt,
                 "DGXRUN_NODE": mode.node_names[rank // local_ranks], "GREETING": "hello",
                 "OMP_NUM_THREADS": max(1, len(os.sched_getaffinity(0)) // local_ranks),
