@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/time.h"
+#include "proto/ids.h"
 
 namespace dgxrun::cli {
 namespace {
@@ -194,7 +195,9 @@ absl::StatusOr<v1::JobSpec> BuildSpec(const LaunchOptions& options, const EnvMap
   auto command = BuildRankCommand(options, env, cwd, local);
   if (!command.ok()) return command.status();
   v1::JobSpec spec;
-  spec.set_name(options.name);
+  // The controller names a job after its script or program; of a module it would see the interpreter only.
+  spec.set_name(options.name.empty() && options.module && IsValidName(options.script) ? options.script
+                                                                                      : options.name);
   spec.set_nodes(std::max(options.nodes, 1u));
   spec.set_ranks_per_node(options.ranks_per_node);
   spec.set_device(options.device);

@@ -161,8 +161,9 @@ std::string RenderStatus(const v1::JobStatus& status, absl::Time now) {
   }
   if (!status.waiting_for().empty()) absl::StrAppend(&text, Row("waits for", status.waiting_for()));
   if (status.has_why()) {
-    const std::string attempt =
-        HasEnded(status.state()) ? "" : absl::StrCat("attempt ", status.why().attempt(), ": ");
+    // Only a job that failed or was stopped has its own end as the reason; else it is an earlier attempt's.
+    const bool of_job = HasEnded(status.state()) && status.state() != v1::JOB_STATE_SUCCEEDED;
+    const std::string attempt = of_job ? "" : absl::StrCat("attempt ", status.why().attempt(), ": ");
     absl::StrAppend(&text, Row("why", attempt + WhySentence(status.why())));
   }
   if (HasEnded(status.state())) absl::StrAppend(&text, Row("exit code", absl::StrCat(status.exit_code())));
@@ -210,7 +211,9 @@ std::string RenderWhy(const v1::JobStatus& status) {
     return absl::StrCat(text,
                         HasEnded(status.state()) ? "; nothing failed\n" : "; nothing has failed so far\n");
   }
-  absl::StrAppend(&text, ", attempt ", status.why().attempt(), ": ", WhySentence(status.why()), "\n");
+  const bool of_job = HasEnded(status.state()) && status.state() != v1::JOB_STATE_SUCCEEDED;
+  absl::StrAppend(&text, of_job ? ", attempt " : "; attempt ", status.why().attempt(),
+                  of_job ? ": " : " failed: ", WhySentence(status.why()), "\n");
   absl::StrAppend(&text, Row("cause", CauseName(status.why().cause())));
   if (status.why().rank() >= 0) absl::StrAppend(&text, Row("rank", absl::StrCat(status.why().rank())));
   if (!status.why().node().empty()) absl::StrAppend(&text, Row("node", status.why().node()));

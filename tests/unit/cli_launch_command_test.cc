@@ -126,6 +126,15 @@ TEST_F(LaunchCommand, Spec) {
   EXPECT_EQ(spec->max_restarts(), 3u);
   EXPECT_EQ(spec->cwd(), dir_);
   EXPECT_EQ(spec->resume_args_size(), 2);
+  EXPECT_EQ(spec->name(), "") << "the controller names it after the script";
+}
+
+TEST_F(LaunchCommand, AModulesJobIsNamedAfterIt) {
+  LaunchOptions options = Script("pkg.train");
+  options.module = true;
+  EXPECT_EQ(BuildSpec(options, env_, dir_, true)->name(), "pkg.train");
+  options.name = "mine";
+  EXPECT_EQ(BuildSpec(options, env_, dir_, true)->name(), "mine");
 }
 
 std::map<std::string, std::string> Filtered(const EnvMap& env, const std::string& rule) {

@@ -124,6 +124,13 @@ TEST(Render, Why) {
             "node       node2\n"
             "last lines of its stderr:\n"
             "  boom?[31m\n");
+  v1::JobStatus recovered = EndedJob();
+  recovered.set_state(v1::JOB_STATE_SUCCEEDED);
+  recovered.mutable_why()->set_attempt(0);
+  EXPECT_THAT(RenderWhy(recovered),
+              HasSubstr("job 3f2a1c-1 succeeded; attempt 0 failed: rank 1 on node2 was killed by SIGKILL\n"));
+  EXPECT_THAT(RenderStatus(recovered, absl::FromUnixSeconds(0)),
+              HasSubstr("why        attempt 0: rank 1 on node2 was killed by SIGKILL\n"));
   v1::JobStatus fine = Job();
   fine.clear_why();
   EXPECT_EQ(RenderWhy(fine), "job 3f2a1c-1 running; nothing has failed so far\n");
