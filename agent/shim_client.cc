@@ -1,6 +1,7 @@
 #include "agent/shim_client.h"
 
 #include <dirent.h>
+#include <signal.h>
 #include <sys/epoll.h>
 
 #include <optional>
@@ -81,6 +82,7 @@ absl::Status ShimClient::Start(const AttemptKey& key, v1::ShimStart start, std::
   Shim& shim = shims_[key];
   shim.guard = std::move(started->pidfd);
   shim.guard_pid = started->guard_pid;
+  shim.guard_told = started->guard_pid;
   start.set_mark(MarkOf(key));
   start.set_cgroup_parent(options_.cgroup_parent);
   Connect(key, &shim, std::move(started->socket));
@@ -148,7 +150,10 @@ void ShimClient::OnReady(const AttemptKey& key, uint32_t ready) {
   for (v1::ShimMsg& message : messages) {
     if (message.has_hello()) {
       shim.silent_connects = 0;
-      if (!shim.guard.valid()) shim.guard = RealSys().PidfdOpen(message.hello().guard_pid());
+      if (!shim.guard.valid()) {
+        shim.guard_told = message.hello().guard_pid();
+        shim.guard = RealSys().PidfdOpen(shim.guard_told);
+      }
     }
     events_.on_message(key, std::move(message));
   }
@@ -170,13 +175,20 @@ void ShimClient::Lost(const AttemptKey& key) {
 void ShimClient::AwaitGuard(const AttemptKey& key, Shim* shim) {
   if (shim->awaited) return;
   shim->awaited = true;
+  RealSys().Kill(shim->guard_told, SIGCONT);  // it may have been stopped; what the shim left is its to kill
   if (shim->guard.valid()) {
     loop_->Watch(shim->guard.get(), EPOLLIN, [this, key](uint32_t) { GuardEnded(key); });
-    shim->timer = loop_->After(kGuardLimit, [this, key] { GuardEnded(key); });
+    shim->timer = loop_->After(kGuardLimit, [this, key] { GuardOverdue(key); });
   } else {
     shim->deadline_ns = EventLoop::BoottimeNs() + absl::ToInt64Nanoseconds(kGuardLimit);
     PollGuard(key);
   }
+}
+
+void ShimClient::GuardOverdue(const AttemptKey& key) {
+  Shim& shim = shims_[key];
+  RealSys().Kill(shim.guard_told, SIGKILL);  // its pidfd is not ready, so the pid is still its own
+  shim.timer = loop_->After(kKilledGuardLimit, [this, key] { GuardEnded(key); });
 }
 
 void ShimClient::PollGuard(const AttemptKey& key) {

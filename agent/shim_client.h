@@ -41,6 +41,8 @@ class ShimClient {
   // A guard that has a shim's descendants to kill needs some 0.1 s; one that cannot (processes in D state)
   // must not keep the attempt unanswered: then the sweep tries and reports.
   static constexpr absl::Duration kGuardLimit = absl::Seconds(5);
+  // After that it is killed: a stopped guard would stay for ever. A killed process ends in some ms.
+  static constexpr absl::Duration kKilledGuardLimit = absl::Seconds(1);
   static constexpr int kSweepRounds = 200;
 
   struct Events {
@@ -84,6 +86,7 @@ class ShimClient {
     int silent_connects = 0;  // since the last hello
     UniqueFd guard;           // pidfd; invalid where it is not known
     int guard_pid = 0;        // while it is an unreaped child of this process
+    int guard_told = 0;       // its pid, child or not; valid while `guard` says that it lives
     bool awaited = false;     // the guard's end is awaited
     int64_t deadline_ns = 0;  // of that wait, where there is no pidfd
     EventLoop::TimerId timer = 0;
@@ -95,6 +98,7 @@ class ShimClient {
   void UpdateWatch(Shim* shim);
   void Lost(const AttemptKey& key);
   void AwaitGuard(const AttemptKey& key, Shim* shim);
+  void GuardOverdue(const AttemptKey& key);
   void PollGuard(const AttemptKey& key);
   void GuardEnded(const AttemptKey& key);
   void Swept(const AttemptKey& key, int left);

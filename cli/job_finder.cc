@@ -64,12 +64,12 @@ absl::StatusOr<FoundJob> JobFinder::Find(const std::string& job, bool alive) {
   const bool any_alive = alive && job.empty();
   std::vector<FoundJob> found;
   if (look_local_) {
-    for (LocalJob& local : local_.List()) {
-      if (!job.empty() && local.status.job_id() != job && local.status.name() != job) continue;
+    for (LocalJob& local : local_.List()) {  // newest first
+      const bool is_id = !job.empty() && local.status.job_id() == job;
+      if (!job.empty() && !is_id && local.status.name() != job) continue;
       FoundJob match{local.status, std::move(local)};
-      if (match.status.job_id() == job) return match;  // ids are unique: no need to ask a cluster
-      found.push_back(std::move(match));
-      if (!any_alive) break;  // newest first
+      if (is_id) return match;  // ids are unique: no need to ask a cluster; a name like it comes second
+      if (any_alive || found.empty()) found.push_back(std::move(match));
     }
   }
   auto others = ClusterJobs(job, any_alive);
@@ -81,6 +81,7 @@ absl::StatusOr<FoundJob> JobFinder::Find(const std::string& job, bool alive) {
   }
   if (!unreachable_.ok()) fprintf(stderr, "dgxrun: %s\n", std::string(unreachable_.message()).c_str());
   return *std::min_element(found.begin(), found.end(), [&](const FoundJob& a, const FoundJob& b) {
+    if ((a.status.job_id() == job) != (b.status.job_id() == job)) return a.status.job_id() == job;
     if (any_alive && HasEnded(a.status.state()) != HasEnded(b.status.state()))
       return HasEnded(b.status.state());
     return Newer(a.status, b.status);

@@ -27,6 +27,12 @@
 namespace dgxrun::cli {
 namespace {
 
+// What is wrong with the folders of local mode is no fault of the command line's.
+absl::Status AsConfiguration(const absl::Status& status) {
+  if (!absl::IsInvalidArgument(status) && !absl::IsNotFound(status)) return status;
+  return absl::FailedPreconditionError(status.message());
+}
+
 absl::StatusOr<std::string> SubmitKey() {
   std::string bytes(16, '\0');  // 128 random bits: no two submits share one
   if (getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) {
@@ -102,9 +108,9 @@ absl::StatusOr<int> LaunchHere(const LaunchOptions& options, const EnvMap& env, 
 
   const UniqueFd signals = TakeSignals();
   auto prepared = LocalMode::Prepare(paths);
-  if (!prepared.ok()) return prepared.status();
+  if (!prepared.ok()) return AsConfiguration(prepared.status());
   auto mode = LocalMode::Start(*std::move(prepared), paths, inventory, terminal);
-  if (!mode.ok()) return mode.status();
+  if (!mode.ok()) return AsConfiguration(mode.status());
 
   Console console(STDOUT_FILENO, STDERR_FILENO);
   const LocalJobs jobs(paths.local_dir());

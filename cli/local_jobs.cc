@@ -103,10 +103,12 @@ std::vector<LocalJob> LocalJobs::List() const {
 }
 
 absl::StatusOr<LocalJob> LocalJobs::Find(const std::string& job) const {
-  for (LocalJob& candidate : List()) {
-    if (job.empty() || candidate.status.job_id() == job || candidate.status.name() == job) {
-      return std::move(candidate);
-    }
+  std::vector<LocalJob> jobs = List();
+  for (LocalJob& candidate : jobs) {
+    if (job.empty() || candidate.status.job_id() == job) return std::move(candidate);
+  }
+  for (LocalJob& candidate : jobs) {
+    if (candidate.status.name() == job) return std::move(candidate);
   }
   return absl::NotFoundError(job.empty() ? "no jobs yet" : absl::StrCat("no job ", job));
 }

@@ -36,7 +36,7 @@ class LocalJobs {
 
   // Newest first. What cannot be read is left out: another process may be removing it.
   std::vector<LocalJob> List() const;
-  // By id or name (the newest of that name); empty: the newest. NotFound names it.
+  // By id, else by name (the newest of that name); empty: the newest. NotFound names it.
   absl::StatusOr<LocalJob> Find(const std::string& job) const;
 
   // Removes the oldest ended jobs above `keep`, once there are a fifth more.

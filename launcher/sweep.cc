@@ -7,6 +7,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -40,7 +41,10 @@ bool IsShimProcess(pid_t pid) {
 
 // Children that no living shim answers for. A rank has a session of its own, and all that descends from
 // it; helpers of the agent share the agent's, shims and guards are told by their executable.
+// Only a subreaper is given them: a dgxrun with an embedded agent is none, and has children of its own.
 void AddOrphans(Sys& sys, std::set<pid_t>* strays) {
+  int subreaper = 0;
+  if (prctl(PR_GET_CHILD_SUBREAPER, &subreaper) != 0 || subreaper == 0) return;
   const pid_t session = getsid(0);
   for (pid_t child : sys.Children(sys.Self())) {
     const pid_t theirs = getsid(child);

@@ -174,6 +174,23 @@ def test_errors_name_the_thing_and_the_way_on(local, args, code, words):
     assert len(done.stderr.splitlines()) <= 3
 
 
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [
+        ("DGXRUN_RUN_DIR", "/proc/none"),
+        ("DGXRUN_RUN_DIR", "/etc/passwd"),
+        ("DGXRUN_RUN_DIR", "/proc/" + "x" * 110),
+        ("DGXRUN_RUN_DIR", "relative"),
+        ("DGXRUN_STATE_DIR", "/proc/none"),
+        ("DGXRUN_STATE_DIR", "/etc/passwd"),
+        ("DGXRUN_STATE_DIR", "relative"),
+    ],
+)
+def test_unusable_folders_are_configuration(local, name, folder):
+    local.workspace.env[name] = folder
+    assert folder in local.workspace.run("--no-python", "true", expect=78).stderr
+
+
 def test_more_nodes_than_the_cluster_has(dev):
     workspace = dev.workspace
     workspace.write("x.py", "print('ran')\n")

@@ -82,6 +82,10 @@ TEST_F(LocalJobsTest, ByIdByNameAndTheNewest) {
   EXPECT_EQ(jobs.Find("")->status.job_id(), "bbbbbb-1");
   EXPECT_EQ(jobs.Find("name")->status.job_id(), "bbbbbb-1");
   EXPECT_EQ(jobs.Find("aaaaaa-1")->status.state(), v1::JOB_STATE_SUCCEEDED);
+  v1::JobStatus named_like_an_id = Job("dddddd-1", v1::JOB_STATE_STOPPED, 25);
+  named_like_an_id.set_name("aaaaaa-1");
+  ASSERT_TRUE(jobs.Write(named_like_an_id, "/x").ok());
+  EXPECT_EQ(jobs.Find("aaaaaa-1")->status.job_id(), "aaaaaa-1") << "an id goes before a name";
   EXPECT_THAT(std::string(jobs.Find("zzz").status().message()), HasSubstr("no job zzz"));
   jobs.Prune(2);
   EXPECT_FALSE(jobs.Find("aaaaaa-1").ok()) << "the oldest goes";
