@@ -119,7 +119,8 @@ int RunGuard(const GuardOptions& options) {
 
   ChildEnd end;
   do {
-    if (sys.Reap(true, &end) == Reaped::kNoChildren) break;
+    // A shim that somebody stopped would obey neither a Stop nor its lease.
+    if (sys.ReapOrContinue(&end) == Reaped::kNoChildren) break;
   } while (end.pid != *shim);
   if (end.pid == *shim && end.signal == 0 && end.exit_code == kOk) return kOk;
 

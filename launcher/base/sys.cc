@@ -126,6 +126,22 @@ Reaped RealSys::Reap(bool block, ChildEnd* end) {
   }
 }
 
+Reaped RealSys::ReapOrContinue(ChildEnd* end) {
+  while (true) {
+    siginfo_t info;
+    memset(&info, 0, sizeof info);
+    if (waitid(P_ALL, 0, &info, WEXITED | WSTOPPED) == 0) {
+      if (info.si_code != CLD_STOPPED) {
+        *end = FromSiginfo(info);
+        return Reaped::kOne;
+      }
+      Kill(info.si_pid, SIGCONT);
+    } else if (errno != EINTR) {
+      return errno == ECHILD ? Reaped::kNoChildren : Reaped::kNone;
+    }
+  }
+}
+
 bool RealSys::ReapOne(pid_t pid, ChildEnd* end) {
   siginfo_t info;
   memset(&info, 0, sizeof info);

@@ -76,6 +76,8 @@ class RealSys final : public Sys {
 
   // Of a child of the caller; false when it has not ended or is none of the caller's.
   bool ReapOne(pid_t pid, ChildEnd* end);
+  // Blocks until a child ends; one that was stopped meanwhile (SIGSTOP) is continued at once.
+  Reaped ReapOrContinue(ChildEnd* end);
 };
 
 class FakeSys final : public Sys {

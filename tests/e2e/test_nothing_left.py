@@ -142,3 +142,34 @@ def test_after_sigkill_of_a_supervisor(mode, leaks, victim):
     job.check_gone(70)
     why = mode.workspace.why("stubborn")
     assert (why["cause"], why["node"]) == ("supervisor_lost", mode.node_names[-1])
+
+
+@ALL_MODES
+def test_after_sigkill_of_a_shim_whose_guard_was_stopped(mode, leaks):
+    job = Job(mode, leaks, "wait")
+    shim, guard, _ = ancestry(job.rank_pids[1])
+    os.kill(guard.pid, signal.SIGSTOP)
+    os.kill(shim.pid, signal.SIGKILL)
+    job.check_gone(70)
+    wait_gone([guard], PROMPT_S)
+
+
+@ALL_MODES
+def test_a_stopped_shim_obeys(mode, leaks):
+    job = Job(mode, leaks, "wait")
+    shim, _, _ = ancestry(job.rank_pids[1])
+    os.kill(shim.pid, signal.SIGSTOP)
+    mode.workspace.run("stop", "stubborn", "--grace", 0)
+    job.check_gone(143)
+
+
+def test_after_sigkill_of_shim_and_guard_dgxrun_cleans_up(local):
+    """The sweep of the agent inside dgxrun leaves dgxrun's own helper alone, which removes the folder."""
+    program = local.workspace.write("idle.sh", "echo $$; exec sleep 100\n")
+    job = local.workspace.start(*local.launch_args(1), "--max-restarts", 0, "--no-python", "sh", program)
+    shim, guard, _ = ancestry(int(job.wait_line(r"\] (\d+)", START_S).group(1)))
+    os.kill(guard.pid, signal.SIGSTOP)  # so that it cannot act between the two
+    os.kill(shim.pid, signal.SIGKILL)
+    os.kill(guard.pid, signal.SIGKILL)
+    assert job.wait(START_S) == 70, job.transcript()
+    assert os.listdir(local.workspace.env["DGXRUN_RUN_DIR"]) == []
