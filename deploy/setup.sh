@@ -83,7 +83,7 @@ install_packages() {
 install_python() {
   local python
   python=$(project_python)
-  if has_modules "$python" torch numpy pytest clang_format; then
+  if has_modules "$python" torch numpy pytest xdist clang_format; then
     say "Python packages are installed ($python)"
     return
   fi

@@ -25,12 +25,14 @@ build_preset asan tests
 say "unit tests, preset asan (AddressSanitizer, UndefinedBehaviorSanitizer)"
 (cd "$ROOT" && ctest --preset asan -j "$(nproc)")
 
-say "end-to-end tests"
+# End-to-end tests mostly wait (for leases, graces, fences): several at once, each in folders of its own.
+WORKERS=4
+say "end-to-end tests, $WORKERS at once"
 cd "$ROOT"
 if [ "$(id -u)" -eq 0 ]; then
-  "$PYTHON" -m pytest -p no:cacheprovider tests/e2e "$@"
+  "$PYTHON" -m pytest -p no:cacheprovider -n "$WORKERS" tests/e2e "$@"
 else
-  "$PYTHON" -m pytest -p no:cacheprovider tests/e2e -m "not root" "$@"
+  "$PYTHON" -m pytest -p no:cacheprovider -n "$WORKERS" tests/e2e -m "not root" "$@"
   say "end-to-end tests that need root (network namespaces, accounts)"
-  sudo env "PATH=$PATH" PYTHONDONTWRITEBYTECODE=1 "$PYTHON" -m pytest -p no:cacheprovider tests/e2e -m root "$@"
+  sudo env "PATH=$PATH" PYTHONDONTWRITEBYTECODE=1 "$PYTHON" -m pytest -p no:cacheprovider -n "$WORKERS" tests/e2e -m root "$@"
 fi
