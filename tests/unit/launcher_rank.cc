@@ -93,6 +93,7 @@ int CountFds() {
   while (dirent* entry = readdir(dir)) {
     if (entry->d_name[0] != '.' && atoi(entry->d_name) != dirfd(dir)) ++count;
   }
+  closedir(dir);
   return count;
 }
 
