@@ -36,8 +36,8 @@ absl::StatusOr<StartedShim> StartShim(const ShimStartOptions& options);
 absl::StatusOr<UniqueFd> ConnectShim(const std::string& run_dir);
 
 // Kills and reaps whatever a dead shim and guard left of one attempt: its cgroup if it has one of ours,
-// then children of this process (if it is a subreaper) and processes that carry DGXRUN_MARK=<mark>. Returns the
-// number of processes that still live after `rounds` passes; 0 means gone.
+// then children of this process (if it is a subreaper) and processes that carry DGXRUN_MARK=<mark>. Returns
+// the number of processes that still live after `rounds` passes; 0 means gone.
 struct SweepTarget {
   std::string mark;
   std::string cgroup;  // folder that the shim made; empty: none
