@@ -1,8 +1,7 @@
 #include "controller/core/hello.h"
 
-#include <algorithm>
-
 #include "absl/strings/str_cat.h"
+#include "proto/wire_rule.h"
 
 namespace dgxrun::core {
 namespace {
@@ -14,16 +13,11 @@ v1::Refused Refuse(std::string reason, bool final) {
   return refused;
 }
 
-bool Compatible(const v1::WireVersion& a, const v1::WireVersion& b) {
-  const uint32_t high = std::max(a.minor(), b.minor()), low = std::min(a.minor(), b.minor());
-  return a.major() == b.major() && high - low <= 1;
-}
-
 }  // namespace
 
 std::optional<v1::Refused> JudgeHello(const State& state, const Contacts& contacts, const v1::Hello& hello) {
   const v1::WireVersion& ours = contacts.config.version;
-  if (!Compatible(hello.version(), ours)) {
+  if (!WireVersionsAgree(hello.version(), ours)) {
     return Refuse(absl::StrCat("agent ", hello.version().release(), " speaks version ",
                                hello.version().major(), ".", hello.version().minor(), ", controller ",
                                ours.release(), " speaks ", ours.major(), ".", ours.minor()),

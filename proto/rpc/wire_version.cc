@@ -1,6 +1,7 @@
 #include "proto/rpc/wire_version.h"
 
 #include "absl/strings/str_cat.h"
+#include "proto/wire_rule.h"
 
 namespace dgxrun {
 namespace {
@@ -24,9 +25,7 @@ v1::WireVersion OurWireVersion() {
 }
 
 absl::Status CheckWireVersion(const v1::WireVersion& theirs, const std::string& peer) {
-  const uint32_t low = theirs.minor() < kMinor ? theirs.minor() : kMinor;
-  const uint32_t high = theirs.minor() < kMinor ? kMinor : theirs.minor();
-  if (theirs.major() == kMajor && high - low <= 1) return absl::OkStatus();
+  if (WireVersionsAgree(theirs, OurWireVersion())) return absl::OkStatus();
   const bool we_are_older = kMajor < theirs.major() || (kMajor == theirs.major() && kMinor < theirs.minor());
   return absl::FailedPreconditionError(absl::StrCat(
       peer, " speaks wire version ", Describe(theirs), ", this side ", Describe(OurWireVersion()),
