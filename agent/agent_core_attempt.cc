@@ -323,6 +323,10 @@ void AgentCore::OnShimEvent(const AttemptKey& key, const v1::ShimEvent& event, A
       *report.mutable_spawn_failed() = event.spawn_failed();
       AddReport(key, std::move(report), out);
       break;
+    case v1::ShimEvent::kOutputLost:
+      *report.mutable_output_lost() = event.output_lost();
+      AddReport(key, std::move(report), out);
+      break;
     case v1::ShimEvent::kExited:
       attempt->ranks[event.exited().rank()] = event.exited();
       *report.mutable_exited() = event.exited();

@@ -55,47 +55,9 @@ std::string RandomUuid() {
   return text;
 }
 
-// The job that a record is about; empty for records of nodes and of the cluster.
-JobId JobOf(const v1::Record& record) {
-  switch (record.body_case()) {
-    case v1::Record::kJobSubmitted:
-      return JobId(record.job_submitted().job_id());
-    case v1::Record::kStopRequested:
-      return JobId(record.stop_requested().job_id());
-    case v1::Record::kAttemptPlaced:
-      return JobId(record.attempt_placed().job_id());
-    case v1::Record::kNodePrepared:
-      return JobId(record.node_prepared().job_id());
-    case v1::Record::kAttemptLaunched:
-      return JobId(record.attempt_launched().job_id());
-    case v1::Record::kNodeStarted:
-      return JobId(record.node_started().job_id());
-    case v1::Record::kRankExited:
-      return JobId(record.rank_exited().job_id());
-    case v1::Record::kFaultSeen:
-      return JobId(record.fault_seen().job_id());
-    case v1::Record::kAttemptStopping:
-      return JobId(record.attempt_stopping().job_id());
-    case v1::Record::kNodeGone:
-      return JobId(record.node_gone().job_id());
-    case v1::Record::kAttemptEnded:
-      return JobId(record.attempt_ended().job_id());
-    case v1::Record::kJobEnded:
-      return JobId(record.job_ended().job_id());
-    case v1::Record::kClusterCreated:
-    case v1::Record::kTermRaised:
-    case v1::Record::kNodeAdmitted:
-    case v1::Record::kNodeLost:
-    case v1::Record::kNodeFenced:
-    case v1::Record::kNodeRemoved:
-    case v1::Record::kJobArchived:
-    case v1::Record::BODY_NOT_SET:
-      return JobId();
-  }
-  return JobId();
+LogRow ToRow(const v1::Record& record) {
+  return {record.term(), core::JobOfRecord(record), record.SerializeAsString()};
 }
-
-LogRow ToRow(const v1::Record& record) { return {record.term(), JobOf(record), record.SerializeAsString()}; }
 
 class EngineImpl : public Engine {
  public:

@@ -183,6 +183,7 @@ void OnNodeGone(Attempt* attempt, const v1::NodeGone& r, uint64_t order) {
   share.fenced = r.fenced();
   share.gone_cause = r.cause();
   share.gone_detail = r.detail();
+  if (r.has_lost()) share.lost = r.lost();
   share.phase = AttemptNode::Phase::kGone;
 }
 
@@ -291,6 +292,26 @@ void Apply(State* state, const v1::Record& record) {
       return OnJobEnded(&JobOf(state, record.job_ended().job_id()), record.job_ended(), at);
     case v1::Record::kJobArchived:
       return OnJobArchived(state, record.job_archived());
+    case v1::Record::kOutputWasLost: {
+      const v1::OutputWasLost& r = record.output_was_lost();
+      ShareOf(attempt_of(r), r.node_id()).lost = r.lost();
+      return;
+    }
+    case v1::Record::kCheckpointPoisoned:
+      JobOf(state, record.checkpoint_poisoned().job_id())
+          .poisoned.push_back(record.checkpoint_poisoned().checkpoint());
+      return;
+    case v1::Record::kAlarmRaised: {
+      Job& job = JobOf(state, record.alarm_raised().job_id());
+      if (job.alarms.size() < kMaxAlarms) job.alarms.push_back(record.alarm_raised().alarm());
+      return;
+    }
+    case v1::Record::kClusterAdopted:
+      state->cluster_id = record.cluster_adopted().cluster_id();
+      return;
+    case v1::Record::kJobAdopted:
+    case v1::Record::kJobDropped:
+      Broken("Apply", "a record of peers mode");
     case v1::Record::BODY_NOT_SET:
       Broken("Apply", "a record of a newer version, or an empty one; this binary is too old for its log");
   }

@@ -42,6 +42,8 @@ Decision Decide(const State& state, const Contacts& contacts, const Input& input
 void Apply(State* state, const v1::Record& record);
 // Scope of an input: call after Apply, with the records that Decide returned.
 Scope Touched(const State& state, const Input& input, const std::vector<v1::Record>& records);
+// The job that a record is about; empty for records of nodes and of the cluster, and for JobArchived.
+JobId JobOfRecord(const v1::Record& record);
 std::vector<Effect> Reconcile(const State& state, const Contacts& contacts, const Scope& scope);
 
 // The record by which an ended job leaves the state, for the engine when it performs ArchiveJob. The engine

@@ -112,6 +112,15 @@ void OnGone(Draft* draft, const At& at, const v1::AttemptGone& gone) {
   out->set_log_dir(gone.log_dir());
   out->set_cause(gone.cause());
   out->set_detail(gone.detail());
+  if (gone.has_lost()) *out->mutable_lost() = gone.lost();
+  draft->Add(std::move(record));
+}
+
+void OnOutputLost(Draft* draft, const At& at, const v1::OutputLost& lost) {
+  if (!AttemptAt(*draft, at).launched) return;
+  v1::Record record;
+  Address(at, record.mutable_output_was_lost());
+  *record.mutable_output_was_lost()->mutable_lost() = lost;
   draft->Add(std::move(record));
 }
 
@@ -156,6 +165,9 @@ void DecideReport(Draft* draft, const NodeReport& input) {
         break;
       case v1::Report::kSpawnFailed:
         OnSpawnFailed(draft, at, report.spawn_failed());
+        break;
+      case v1::Report::kOutputLost:
+        OnOutputLost(draft, at, report.output_lost());
         break;
       case v1::Report::BODY_NOT_SET:  // of a newer agent; nothing that this version acts on
         break;

@@ -53,6 +53,8 @@ void DescribeShare(const State& state, const Contacts& contacts, const Job& job,
   out->set_node_id(share.node.str());
   out->set_state(node != nullptr ? NodeStateOf(contacts, *node) : v1::NODE_STATE_UNKNOWN);
   out->set_log_dir(share.log_dir);
+  out->set_lost_output_bytes(share.lost.bytes());
+  out->set_lost_output_reason(share.lost.reason());
   const bool silent = node != nullptr && node->phase != NodePhase::kUp;
   const uint32_t per_node = job.spec.ranks_per_node();
   for (uint32_t local = 0; local < per_node; ++local) {
@@ -168,6 +170,7 @@ v1::JobStatus DescribeJob(const State& state, const Contacts& contacts, const Jo
   } else if (job->why.cause() != v1::CAUSE_UNSPECIFIED) {
     *status.mutable_why() = job->why;
   }
+  for (const v1::Alarm& alarm : job->alarms) *status.add_alarms() = alarm;
   status.set_waiting_for(WaitingFor(state, contacts, *job, now));
   return status;
 }

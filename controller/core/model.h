@@ -95,6 +95,7 @@ struct AttemptNode {
   bool fenced = false;
   v1::Cause gone_cause = v1::CAUSE_UNSPECIFIED;
   std::string gone_detail;
+  v1::OutputLost lost;  // bytes 0: nothing
 };
 
 struct Attempt {
@@ -142,6 +143,8 @@ struct Job {
   int32_t exit_code = 0;
   absl::Time submitted_at = absl::InfinitePast();
   absl::Time ended_at = absl::InfinitePast();
+  std::vector<v1::Checkpoint> poisoned;  // not given out again, oldest first
+  std::vector<v1::Alarm> alarms;         // oldest first; at most kMaxAlarms
 
   bool on_cpu() const { return spec.device() == v1::DEVICE_CPU; }
 };
@@ -157,6 +160,9 @@ struct State {
   std::map<std::pair<uint32_t, std::string>, JobId> keys;
   std::vector<std::pair<uint32_t, std::string>> archived_keys;  // oldest first; at most kMaxArchivedKeys
 };
+
+// A person reads some lines, not hundreds; the first ones tell how it began, so later ones are dropped.
+inline constexpr size_t kMaxAlarms = 20;
 
 // A client retries a submit for minutes, not for thousands of jobs; the engine's archive remembers the rest.
 inline constexpr size_t kMaxArchivedKeys = 1000;

@@ -69,6 +69,7 @@ void On(Contacts* contacts, const NodeReport& input, absl::Time now) {
     case v1::Report::kRefused:
     case v1::Report::kExited:
     case v1::Report::kSpawnFailed:
+    case v1::Report::kOutputLost:
     case v1::Report::BODY_NOT_SET:
       return;
   }

@@ -149,8 +149,6 @@ void ReconcileJob(const State& state, const Contacts& contacts, const Job& job, 
   for (size_t i = 0; i < attempt->nodes.size(); ++i) ReconcileShare(contacts, job, *attempt, i, out);
 }
 
-void TouchJob(const std::string& job, std::set<JobId>* jobs) { jobs->insert(JobId(job)); }
-
 void TouchNode(const State& state, const NodeId& node, std::set<JobId>* jobs, std::set<NodeId>* nodes) {
   nodes->insert(node);
   for (const auto& [id, job] : state.jobs) {
@@ -158,50 +156,69 @@ void TouchNode(const State& state, const NodeId& node, std::set<JobId>* jobs, st
   }
 }
 
+// Node records touch the node and every job that used it; records of a job touch that job.
 void TouchRecord(const State& state, const v1::Record& record, std::set<JobId>* jobs,
                  std::set<NodeId>* nodes) {
-  switch (record.body_case()) {
-    case v1::Record::kNodeAdmitted:
-      return TouchNode(state, NodeId(record.node_admitted().node_id()), jobs, nodes);
-    case v1::Record::kNodeLost:
-      return TouchNode(state, NodeId(record.node_lost().node_id()), jobs, nodes);
-    case v1::Record::kNodeFenced:
-      return TouchNode(state, NodeId(record.node_fenced().node_id()), jobs, nodes);
-    case v1::Record::kNodeRemoved:
-      return TouchNode(state, NodeId(record.node_removed().node_id()), jobs, nodes);
-    case v1::Record::kJobSubmitted:
-      return TouchJob(record.job_submitted().job_id(), jobs);
-    case v1::Record::kStopRequested:
-      return TouchJob(record.stop_requested().job_id(), jobs);
-    case v1::Record::kAttemptPlaced:
-      return TouchJob(record.attempt_placed().job_id(), jobs);
-    case v1::Record::kNodePrepared:
-      return TouchJob(record.node_prepared().job_id(), jobs);
-    case v1::Record::kAttemptLaunched:
-      return TouchJob(record.attempt_launched().job_id(), jobs);
-    case v1::Record::kNodeStarted:
-      return TouchJob(record.node_started().job_id(), jobs);
-    case v1::Record::kRankExited:
-      return TouchJob(record.rank_exited().job_id(), jobs);
-    case v1::Record::kFaultSeen:
-      return TouchJob(record.fault_seen().job_id(), jobs);
-    case v1::Record::kAttemptStopping:
-      return TouchJob(record.attempt_stopping().job_id(), jobs);
-    case v1::Record::kNodeGone:
-      return TouchJob(record.node_gone().job_id(), jobs);
-    case v1::Record::kAttemptEnded:
-      return TouchJob(record.attempt_ended().job_id(), jobs);
-    case v1::Record::kJobEnded:
-      return TouchJob(record.job_ended().job_id(), jobs);
-    case v1::Record::kClusterCreated:
-    case v1::Record::kTermRaised:
-    case v1::Record::kJobArchived:
-    case v1::Record::BODY_NOT_SET:
-      return;
-  }
+  if (record.has_node_admitted())
+    return TouchNode(state, NodeId(record.node_admitted().node_id()), jobs, nodes);
+  if (record.has_node_lost()) return TouchNode(state, NodeId(record.node_lost().node_id()), jobs, nodes);
+  if (record.has_node_fenced()) return TouchNode(state, NodeId(record.node_fenced().node_id()), jobs, nodes);
+  if (record.has_node_removed())
+    return TouchNode(state, NodeId(record.node_removed().node_id()), jobs, nodes);
+  if (const JobId job = JobOfRecord(record); !job.empty()) jobs->insert(job);
 }
 
 }  // namespace
+
+JobId JobOfRecord(const v1::Record& record) {
+  switch (record.body_case()) {
+    case v1::Record::kJobSubmitted:
+      return JobId(record.job_submitted().job_id());
+    case v1::Record::kStopRequested:
+      return JobId(record.stop_requested().job_id());
+    case v1::Record::kAttemptPlaced:
+      return JobId(record.attempt_placed().job_id());
+    case v1::Record::kNodePrepared:
+      return JobId(record.node_prepared().job_id());
+    case v1::Record::kAttemptLaunched:
+      return JobId(record.attempt_launched().job_id());
+    case v1::Record::kNodeStarted:
+      return JobId(record.node_started().job_id());
+    case v1::Record::kRankExited:
+      return JobId(record.rank_exited().job_id());
+    case v1::Record::kFaultSeen:
+      return JobId(record.fault_seen().job_id());
+    case v1::Record::kAttemptStopping:
+      return JobId(record.attempt_stopping().job_id());
+    case v1::Record::kNodeGone:
+      return JobId(record.node_gone().job_id());
+    case v1::Record::kAttemptEnded:
+      return JobId(record.attempt_ended().job_id());
+    case v1::Record::kJobEnded:
+      return JobId(record.job_ended().job_id());
+    case v1::Record::kOutputWasLost:
+      return JobId(record.output_was_lost().job_id());
+    case v1::Record::kCheckpointPoisoned:
+      return JobId(record.checkpoint_poisoned().job_id());
+    case v1::Record::kAlarmRaised:
+      return JobId(record.alarm_raised().job_id());
+    case v1::Record::kJobAdopted:
+      return JobId(record.job_adopted().job_id());
+    case v1::Record::kJobDropped:
+      return JobId(record.job_dropped().job_id());
+    case v1::Record::kClusterCreated:
+    case v1::Record::kTermRaised:
+    case v1::Record::kClusterAdopted:
+    case v1::Record::kNodeAdmitted:
+    case v1::Record::kNodeLost:
+    case v1::Record::kNodeFenced:
+    case v1::Record::kNodeRemoved:
+    case v1::Record::kJobArchived:
+    case v1::Record::BODY_NOT_SET:
+      return JobId();
+  }
+  return JobId();
+}
 
 Scope Touched(const State& state, const Input& input, const std::vector<v1::Record>& records) {
   Scope scope;

@@ -7,7 +7,7 @@ namespace dgxrun {
 namespace {
 
 constexpr uint32_t kMajor = 1;
-constexpr uint32_t kMinor = 0;
+constexpr uint32_t kMinor = 1;
 
 std::string Describe(const v1::WireVersion& version) {
   return absl::StrCat(version.major(), ".", version.minor(), " (release ",

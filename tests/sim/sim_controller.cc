@@ -112,45 +112,7 @@ void SimController::Archive(const JobId& job) {
   if (core::FindJobById(state_, job) == nullptr) return;
   archive_[job.str()] = core::DescribeJob(state_, contacts_, job, world_->wall());
   const v1::Record archived = core::ArchivedRecord(state_, job, world_->wall());
-  auto of_job = [&](const auto& body) { return body.job_id() == job.str(); };
-  std::erase_if(disk_, [&](const v1::Record& r) {
-    switch (r.body_case()) {
-      case v1::Record::kJobSubmitted:
-        return of_job(r.job_submitted());
-      case v1::Record::kStopRequested:
-        return of_job(r.stop_requested());
-      case v1::Record::kAttemptPlaced:
-        return of_job(r.attempt_placed());
-      case v1::Record::kNodePrepared:
-        return of_job(r.node_prepared());
-      case v1::Record::kAttemptLaunched:
-        return of_job(r.attempt_launched());
-      case v1::Record::kNodeStarted:
-        return of_job(r.node_started());
-      case v1::Record::kRankExited:
-        return of_job(r.rank_exited());
-      case v1::Record::kFaultSeen:
-        return of_job(r.fault_seen());
-      case v1::Record::kAttemptStopping:
-        return of_job(r.attempt_stopping());
-      case v1::Record::kNodeGone:
-        return of_job(r.node_gone());
-      case v1::Record::kAttemptEnded:
-        return of_job(r.attempt_ended());
-      case v1::Record::kJobEnded:
-        return of_job(r.job_ended());
-      case v1::Record::kClusterCreated:
-      case v1::Record::kTermRaised:
-      case v1::Record::kNodeAdmitted:
-      case v1::Record::kNodeLost:
-      case v1::Record::kNodeFenced:
-      case v1::Record::kNodeRemoved:
-      case v1::Record::kJobArchived:
-      case v1::Record::BODY_NOT_SET:
-        return false;
-    }
-    return false;
-  });
+  std::erase_if(disk_, [&](const v1::Record& r) { return core::JobOfRecord(r) == job; });
   disk_.push_back(archived);
   history_.push_back(archived);
   core::Apply(&state_, archived);
