@@ -1,7 +1,9 @@
 # A release that runs on any node: gRPC, protobuf, abseil, OpenSSL, SQLite and libstdc++ are linked
 # statically; what remains is the C library and libgcc_s. Included before any find_package.
 #
-# libgcc_s stays dynamic on purpose: its static twin needs _dl_find_object (glibc 2.35).
+# It must run with glibc 2.34 (RHEL 9): deploy/release.sh looks at each symbol's version.
+#   - libgcc_s stays dynamic on purpose: its static twin needs _dl_find_object (glibc 2.35).
+#   - arc4random (glibc 2.36), which libstdc++ and expat call, is ours.
 
 set(CMAKE_FIND_LIBRARY_SUFFIXES .a .so)
 set(PKG_CONFIG_ARGN --static)
@@ -27,3 +29,10 @@ macro(dgxrun_spdlog_headers)
   add_library(spdlog::spdlog INTERFACE IMPORTED)
   target_compile_definitions(spdlog::spdlog INTERFACE SPDLOG_FMT_EXTERNAL FMT_HEADER_ONLY)
 endmacro()
+
+# Called when the programs are there.
+function(dgxrun_portable_programs)
+  foreach(_program ${ARGN})
+    target_sources(${_program} PRIVATE ${CMAKE_SOURCE_DIR}/deploy/portable_random.cc)
+  endforeach()
+endfunction()
