@@ -1,15 +1,16 @@
 // Joins what each node found about the same checkpoints. Pure.
 //
 // Findings of the same path are of the same checkpoint. Where the folder is shared all nodes say the same and
-// nothing is doubled. Where it is not, the node that has the metadata (for DCP the one with .metadata) names
-// in `missing` what does not lie on it, and the others' `present` may cover that: a file counts if it is
-// there with at least the bytes asked for. The joined finding:
-//   WRITING   if any node says so
-//   CORRUPT   if any node says so, or two nodes' metadata come from two saves (save_id)
-//   the verdict of the node that has the metadata, once nothing is missing any more: COMPLETE; else PARTIAL,
-//   and `file` is the first that lies on no node (or is damaged where it lies)
-// Nodes may see a folder at different moments: the newest mtime and the largest size count. A node that
-// reports nothing for a path has nothing there.
+// nothing is doubled. Where it is not, what one node misses may lie on another: a file counts if it is
+// `present` anywhere with at least the bytes asked for. The joined finding:
+//   any node's verdict that is worse than "files are missing here" (WRITING, CORRUPT, damage): that one
+//   the metadata of two saves (save_id): CORRUPT
+//   a node to which nothing is missing: its verdict
+//   all miss something: COMPLETE if everything lies somewhere, else PARTIAL, and `file` is the first that
+//   does not
+// A finding says "files are missing here, and nothing else is wrong" by PARTIAL with `file` naming
+// missing(0). Nodes may see a folder at different moments: the newest mtime counts. A node that reports
+// nothing for a path has nothing there.
 #ifndef DGXRUN_AGENT_CKPT_MERGE_H_
 #define DGXRUN_AGENT_CKPT_MERGE_H_
 
