@@ -4,6 +4,7 @@
 
 #include "controller/core/check.h"
 #include "controller/core/core.h"
+#include "controller/core/peers.h"
 
 namespace dgxrun::core {
 namespace {
@@ -69,6 +70,8 @@ void OnNodeAdmitted(State* state, const v1::NodeAdmitted& r) {
   node.inventory = r.inventory();
   node.agent_user = r.agent_user();
   node.release = r.release();
+  node.offer.reset();
+  if (r.has_offer()) node.offer = r.offer();
   node.phase = NodePhase::kUp;
 }
 
@@ -310,8 +313,9 @@ void Apply(State* state, const v1::Record& record) {
       state->cluster_id = record.cluster_adopted().cluster_id();
       return;
     case v1::Record::kJobAdopted:
+      return ApplyJobAdopted(state, record.job_adopted());
     case v1::Record::kJobDropped:
-      Broken("Apply", "a record of peers mode");
+      return ApplyJobDropped(state, record.job_dropped());
     case v1::Record::BODY_NOT_SET:
       Broken("Apply", "a record of a newer version, or an empty one; this binary is too old for its log");
   }

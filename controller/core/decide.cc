@@ -109,7 +109,8 @@ void StopAll(Draft* draft, const Job& job, const Attempt& attempt, v1::Cause cau
 bool Launch(Draft* draft, const Job& job, const Attempt& attempt) {
   const uint32_t port = MasterPort(draft->state(), draft->contacts(), job, attempt);
   if (port == 0) return false;  // the next heartbeat may bring one; status says so
-  const std::string address = MasterAddress(draft->state(), attempt);
+  const auto& peers = draft->contacts().config.peers;
+  const std::string address = MasterAddress(draft->state(), attempt, peers ? peers->endpoint_host : "");
   if (address.empty()) {
     AddFault(draft, job.id, attempt.nodes[0]->node, v1::CAUSE_LAUNCH_REFUSED, -1,
              absl::StrCat("node ", attempt.nodes[0]->name, " has no address that other nodes can reach"));

@@ -4,6 +4,7 @@
 #include "absl/strings/str_cat.h"
 #include "controller/core/decide.h"
 #include "controller/core/hello.h"
+#include "controller/core/peers.h"
 
 namespace dgxrun::core {
 namespace {
@@ -13,7 +14,9 @@ bool SameNode(const Node& node, const NodeConnected& input) {
   return node.phase == NodePhase::kUp && node.name == hello.node_name() && node.boot_id == hello.boot_id() &&
          node.peer_address == input.peer_address && node.agent_user == hello.agent_user() &&
          node.release == hello.version().release() &&
-         google::protobuf::util::MessageDifferencer::Equals(node.inventory, hello.inventory());
+         google::protobuf::util::MessageDifferencer::Equals(node.inventory, hello.inventory()) &&
+         node.offer.has_value() == hello.has_offer() &&
+         (!node.offer || google::protobuf::util::MessageDifferencer::Equals(*node.offer, hello.offer()));
 }
 
 void AddGone(Draft* draft, const JobId& job, AttemptNo attempt, const NodeId& node, v1::Cause cause,
@@ -71,6 +74,8 @@ void DecideConnected(Draft* draft, const NodeConnected& input) {
   // Observe has judged the hello; a refused stream never becomes the node's connection.
   auto contact = draft->contacts().nodes.find(id);
   if (contact == draft->contacts().nodes.end() || contact->second.connection != input.connection) return;
+  const bool peers = draft->contacts().config.peers.has_value();
+  if (peers) AdoptFrom(draft, hello);
   std::vector<std::string> replaced;
   for (const auto& [other, node] : draft->state().nodes) {
     if (node->name == hello.node_name() && other != id) replaced.push_back(other.str());
@@ -81,7 +86,7 @@ void DecideConnected(Draft* draft, const NodeConnected& input) {
     draft->Add(std::move(record));
   }
   const Node* known = FindNode(draft->state(), id);
-  const bool rebooted = known != nullptr && known->boot_id != hello.boot_id();
+  const bool rebooted = known != nullptr && !known->boot_id.empty() && known->boot_id != hello.boot_id();
   if (known == nullptr || !SameNode(*known, input)) {
     v1::Record record;
     v1::NodeAdmitted* admitted = record.mutable_node_admitted();
@@ -92,9 +97,14 @@ void DecideConnected(Draft* draft, const NodeConnected& input) {
     *admitted->mutable_inventory() = hello.inventory();
     admitted->set_agent_user(hello.agent_user());
     admitted->set_release(hello.version().release());
+    if (hello.has_offer()) *admitted->mutable_offer() = hello.offer();
     draft->Add(std::move(record));
   }
   for (const JobId& job : JobsOn(draft->state(), id)) CheckShare(draft, job, input, rebooted);
+  if (peers) {
+    TellSnapshot(draft, hello);
+    MakePeersJob(draft);
+  }
   // Jobs may have waited for this very node.
   AdvanceAll(draft);
 }

@@ -30,6 +30,11 @@ void DecideSubmit(Draft* draft, const SubmitJob& input) {
   if (absl::Status allowed = Authorize(input.caller, Verb::kSubmit, nullptr); !allowed.ok()) {
     return answer(allowed, JobId());
   }
+  if (draft->contacts().config.peers) {
+    return answer(
+        absl::FailedPreconditionError("this is the endpoint of a job in peers mode; it takes no other"),
+        JobId());
+  }
   if (input.key.empty() || input.key.size() > kMaxKeyLength) {
     return answer(absl::InvalidArgumentError("the submit key must have 1 to 128 characters"), JobId());
   }

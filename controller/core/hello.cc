@@ -1,6 +1,7 @@
 #include "controller/core/hello.h"
 
 #include "absl/strings/str_cat.h"
+#include "controller/core/peers.h"
 #include "proto/wire_rule.h"
 
 namespace dgxrun::core {
@@ -28,12 +29,13 @@ std::optional<v1::Refused> JudgeHello(const State& state, const Contacts& contac
     return Refuse(absl::StrCat("the node name '", hello.node_name(), "' must match [A-Za-z0-9._-]{1,64}"),
                   true);
   }
-  if (!hello.cluster_id().empty() && hello.cluster_id() != state.cluster_id) {
+  const bool peers = contacts.config.peers.has_value();
+  if (!peers && !hello.cluster_id().empty() && hello.cluster_id() != state.cluster_id) {
     return Refuse(
         absl::StrCat("the agent belongs to cluster ", hello.cluster_id(), ", this is ", state.cluster_id),
         true);
   }
-  if (hello.term() > state.term) {
+  if (!peers && hello.term() > state.term) {
     return Refuse(absl::StrCat("the agent has served term ", hello.term(), ", this controller is at ",
                                state.term, ": its log is older than the cluster"),
                   true);
@@ -47,6 +49,7 @@ std::optional<v1::Refused> JudgeHello(const State& state, const Contacts& contac
       return Refuse(absl::StrCat("node ", id.str(), " of the same name still holds a job"), false);
     }
   }
+  if (peers) return JudgePeer(state, contacts, hello);
   return std::nullopt;
 }
 

@@ -128,7 +128,8 @@ std::string DumpState(const State& state) {
   for (const auto& [id, node] : state.nodes) {
     absl::StrAppend(&out, "node ", id.str(), " ", node->name, " boot ", node->boot_id, " peer ",
                     node->peer_address, " phase ", static_cast<int>(node->phase), " user ", node->agent_user,
-                    " ", node->release, " ", node->inventory.ShortDebugString(), "\n");
+                    " ", node->release, " ", node->inventory.ShortDebugString(),
+                    node->offer ? absl::StrCat(" offers ", node->offer->ShortDebugString()) : "", "\n");
   }
   for (const auto& [id, job] : state.jobs) {
     absl::StrAppend(&out, "job ", id.str(), " key ", job->key, " phase ", static_cast<int>(job->phase),

@@ -61,6 +61,7 @@ struct Node {
   v1::Inventory inventory;
   std::string agent_user;
   std::string release;
+  std::optional<v1::PeerOffer> offer;  // peers mode: what the command of the node asks for
   NodePhase phase = NodePhase::kUp;
 };
 
@@ -169,6 +170,13 @@ inline constexpr size_t kMaxArchivedKeys = 1000;
 
 // --- volatile ----------------------------------------------------------------------------------
 
+// Peers mode: one job, which makes itself when its nodes have come (peers.h).
+struct PeersConfig {
+  std::string rdzv_id;
+  std::string endpoint_host;  // under which the others reach this process's node
+  v1::JobSpec spec;  // of this process's command, resolved, with owner: the others' must agree with it
+};
+
 // From the cluster file; set by the engine before the first input.
 struct Config {
   std::string cluster_name;  // "local" for a local job
@@ -179,6 +187,7 @@ struct Config {
   absl::Duration isolation_timeout = absl::Seconds(10);
   std::map<std::string, std::string> nccl;  // full variable name -> value
   v1::WireVersion version;
+  std::optional<PeersConfig> peers;
 };
 
 // A node's stream. Present once a Hello was accepted; stays when the stream closes (connection 0).

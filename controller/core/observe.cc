@@ -34,7 +34,10 @@ void On(Contacts* contacts, const State& state, const NodeConnected& input, absl
     const JobId job(attempt.job_id());
     const AttemptNo number(attempt.attempt());
     contact.attempts[{job, number}] = attempt.phase();
-    if (ClassifyAttempt(state, node, job, number) == AttemptKind::kAhead) contacts->ahead.insert(job);
+    // In peers mode it is adopted, or it has to go: the log may start empty.
+    if (!contacts->config.peers && ClassifyAttempt(state, node, job, number) == AttemptKind::kAhead) {
+      contacts->ahead.insert(job);
+    }
   }
   contacts->nodes[node] = std::move(contact);
 }

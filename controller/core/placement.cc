@@ -15,10 +15,13 @@ bool IsDigit(char c) { return c >= '0' && c <= '9'; }
 
 std::string Plural(size_t n, const char* word) { return absl::StrCat(n, " ", word, n == 1 ? "" : "s"); }
 
+// In the order of ranks: peers say their places; then by name.
 std::vector<const Node*> NodesByName(const State& state) {
   std::vector<const Node*> nodes;
   for (const auto& [id, node] : state.nodes) nodes.push_back(&*node);
-  std::sort(nodes.begin(), nodes.end(), [](const Node* a, const Node* b) {
+  const auto place = [](const Node* node) { return node->offer ? node->offer->order() : 0; };
+  std::sort(nodes.begin(), nodes.end(), [&](const Node* a, const Node* b) {
+    if (place(a) != place(b)) return place(a) < place(b);
     if (a->name != b->name) return NaturalLess(a->name, b->name);
     return a->id < b->id;
   });
@@ -118,6 +121,7 @@ std::set<uint32_t> GpusInUse(const State& state, const NodeId& node) {
 }
 
 bool MayRunOwner(const Node& node, const v1::Owner& owner) {
+  if (node.offer) return true;  // a peer runs its own command as its own account
   return node.agent_user == "root" || node.agent_user == owner.user();
 }
 

@@ -133,7 +133,7 @@ std::optional<v1::Checkpoint> NewestCheckpoint(const Attempt& attempt) {
   return best;
 }
 
-std::string MasterAddress(const State& state, const Attempt& attempt) {
+std::string MasterAddress(const State& state, const Attempt& attempt, const std::string& own_host) {
   const Node* first = FindNode(state, attempt.nodes[0]->node);
   if (first == nullptr) return "";
   bool one_machine = true;
@@ -144,6 +144,7 @@ std::string MasterAddress(const State& state, const Attempt& attempt) {
   }
   if (one_machine) return "127.0.0.1";
   if (!IsLocalPeer(first->peer_address)) return first->peer_address;
+  if (!own_host.empty()) return own_host;
   return first->inventory.addresses_size() > 0 ? first->inventory.addresses(0) : "";
 }
 

@@ -22,8 +22,9 @@ v1::Prepare BuildPrepare(const Job& job, const Attempt& attempt);
 // Newest of what the nodes found: by step where both have one, then by time; ties by path.
 std::optional<v1::Checkpoint> NewestCheckpoint(const Attempt& attempt);
 
-// Where rank 0 can be reached by all nodes of the attempt; empty: no such address is known.
-std::string MasterAddress(const State& state, const Attempt& attempt);
+// Where rank 0 can be reached by all nodes of the attempt; empty: no such address is known. `own_host`: where
+// the controller's own machine is reached by the others, if it may be a node (peers mode); else empty.
+std::string MasterAddress(const State& state, const Attempt& attempt, const std::string& own_host = "");
 
 // A reserved port of rank 0's node that no live attempt uses there and that the job's last attempt did not
 // use; 0: none at the moment.

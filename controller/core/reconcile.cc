@@ -4,6 +4,7 @@
 #include <set>
 
 #include "controller/core/core.h"
+#include "controller/core/peers.h"
 #include "controller/core/plan.h"
 #include "controller/core/strays.h"
 
@@ -53,6 +54,7 @@ void ReconcileNode(const State& state, const Contacts& contacts, const NodeId& n
   body->set_heartbeat_ms(absl::ToInt64Milliseconds(config.heartbeat));
   body->set_node_lease_ms(absl::ToInt64Milliseconds(config.node_lease));
   body->set_isolation_timeout_ms(absl::ToInt64Milliseconds(config.isolation_timeout));
+  body->set_peers(config.peers.has_value());
   out->push_back(std::move(welcome));
   if (contact.heartbeat != 0) {
     SendToNode answer = Message(contacts, Kind::kHeartbeatAnswer, node);
@@ -68,7 +70,8 @@ void ReconcileNode(const State& state, const Contacts& contacts, const NodeId& n
     const auto& [job, attempt] = key;
     const AttemptKind kind = ClassifyAttempt(state, node, job, attempt);
     // Its time ran out long ago, so it gets none.
-    const bool has_to_go = kind == AttemptKind::kOutlived || kind == AttemptKind::kArchived;
+    const bool of_another_run = config.peers && kind == AttemptKind::kAhead;
+    const bool has_to_go = kind == AttemptKind::kOutlived || kind == AttemptKind::kArchived || of_another_run;
     if (has_to_go && phase != v1::ATTEMPT_PHASE_GONE) {
       out->push_back(Stop(contacts, node, job, attempt, 0, "it outlived its attempt"));
     }
@@ -88,8 +91,8 @@ void ReconcileRejected(const Contacts& contacts, const NodeId& node, std::vector
   }
 }
 
-void ReconcileShare(const Contacts& contacts, const Job& job, const Attempt& attempt, size_t index,
-                    std::vector<Effect>* out) {
+void ReconcileShare(const State& state, const Contacts& contacts, const Job& job, const Attempt& attempt,
+                    size_t index, std::vector<Effect>* out) {
   const AttemptNode& share = *attempt.nodes[index];
   if (share.phase == AttemptNode::Phase::kGone || !IsConnected(contacts, share.node)) return;
   switch (attempt.phase) {
@@ -98,7 +101,7 @@ void ReconcileShare(const Contacts& contacts, const Job& job, const Attempt& att
       SendToNode send = Message(contacts, Kind::kPrepare, share.node);
       send.job = job.id;
       send.attempt = attempt.number;
-      *send.message.mutable_prepare() = BuildPrepare(job, attempt);
+      *send.message.mutable_prepare() = BuildPrepare(AsOnNode(state, job, share.node), attempt);
       out->push_back(std::move(send));
       return;
     }
@@ -112,7 +115,9 @@ void ReconcileShare(const Contacts& contacts, const Job& job, const Attempt& att
       v1::Launch* launch = send.message.mutable_launch();
       launch->set_job_id(job.id.str());
       launch->set_attempt(attempt.number.value());
-      *launch->mutable_plan() = BuildNodePlan(contacts.config, job, attempt, index);
+      *launch->mutable_plan() =
+          BuildNodePlan(contacts.config, AsOnNode(state, job, share.node), attempt, index);
+      if (contacts.config.peers) *launch->mutable_capsule() = BuildCapsule(state, job);
       out->push_back(std::move(send));
       return;
     }
@@ -146,7 +151,7 @@ void ReconcileJob(const State& state, const Contacts& contacts, const Job& job, 
   }
   const Attempt* attempt = LiveAttempt(job);
   if (attempt == nullptr) return;
-  for (size_t i = 0; i < attempt->nodes.size(); ++i) ReconcileShare(contacts, job, *attempt, i, out);
+  for (size_t i = 0; i < attempt->nodes.size(); ++i) ReconcileShare(state, contacts, job, *attempt, i, out);
 }
 
 void TouchNode(const State& state, const NodeId& node, std::set<JobId>* jobs, std::set<NodeId>* nodes) {
@@ -228,7 +233,11 @@ Scope Touched(const State& state, const Input& input, const std::vector<v1::Reco
   }
   std::set<JobId> jobs;
   std::set<NodeId> nodes;
-  for (const v1::Record& record : records) TouchRecord(state, record, &jobs, &nodes);
+  for (const v1::Record& record : records) {
+    // Every node has to be told (peers mode; else the term is raised at the start only).
+    if (record.has_cluster_adopted() || record.has_term_raised()) scope.everything = true;
+    TouchRecord(state, record, &jobs, &nodes);
+  }
   if (const auto* connected = std::get_if<NodeConnected>(&input.body)) {
     TouchNode(state, NodeId(connected->hello.node_id()), &jobs, &nodes);
   } else if (const auto* disconnected = std::get_if<NodeDisconnected>(&input.body)) {

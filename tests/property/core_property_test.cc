@@ -3,6 +3,7 @@
 // CoreKit checks the first three after every input.
 #include <random>
 
+#include "controller/core/peers.h"
 #include "gtest/gtest.h"
 #include "tests/unit/core_kit.h"
 
@@ -160,6 +161,83 @@ TEST(CoreProperty, DecideIsAFunction) {
   for (size_t i = 0; i < one.log.size(); ++i) {
     EXPECT_EQ(one.log[i].SerializeAsString(), two.log[i].SerializeAsString());
   }
+}
+
+// A state that holds this job alone, without what is known only where the attempt was prepared.
+std::string DumpAtLaunch(Job job) {
+  job.not_before = absl::InfinitePast();
+  job.attempt->placed_at = job.attempt->launched_at;
+  for (auto& share : job.attempt->nodes) share.Mutable().checkpoint.reset();
+  State state;
+  state.last_job_number = job.number;
+  state.keys[{job.spec.owner().uid(), job.key}] = job.id;
+  const JobId id = job.id;
+  state.jobs[id] = Cow<Job>(std::move(job));
+  return DumpState(state);
+}
+
+void ExpectCapsulesFold(const CoreKit& kit, size_t* launches, size_t* restarted) {
+  for (const v1::Record& made : kit.last_records) {
+    if (!made.has_attempt_launched()) continue;
+    const Job& job = *FindJobById(kit.state, JobId(made.attempt_launched().job_id()));
+    v1::Record capsule;
+    ASSERT_TRUE(capsule.ParseFromString(BuildCapsule(kit.state, job).record()));
+    State state;
+    Apply(&state, capsule);
+    EXPECT_TRUE(CheckInvariants(state).ok()) << CheckInvariants(state);
+    EXPECT_EQ(DumpState(state), DumpAtLaunch(job));
+    ++*launches;
+    *restarted += job.restarts > 0;
+  }
+}
+
+// Whatever had happened to a job before a launch: its capsule, folded onto nothing, is the job.
+TEST(CoreProperty, ACapsuleIsTheJobAtItsLaunch) {
+  size_t launches = 0, restarted = 0;
+  for (uint64_t seed = 1; seed <= 40 && !::testing::Test::HasFailure(); ++seed) {
+    SCOPED_TRACE(seed);
+    std::mt19937_64 random(seed);
+    const auto below = [&](int n) { return static_cast<int>(random() % static_cast<uint64_t>(n)); };
+    CoreKit kit;
+    kit.check_replay = false;
+    const std::vector<std::string> names = {"a", "b", "c", "d"};
+    for (const std::string& name : names) kit.Connect(KitNode{name, 4});
+    v1::JobSpec spec = kit.Spec(static_cast<uint32_t>(1 + below(3)), static_cast<uint32_t>(1 + below(3)));
+    spec.set_max_restarts(8);
+    if (below(2) == 0) spec.set_device(v1::DEVICE_CPU);
+    const JobId id = kit.Submit(spec);
+    for (int i = 0; i < 12 && kit.Status(id).state() != v1::JOB_STATE_FAILED; ++i) {
+      const Attempt attempt = *kit.state.jobs.at(id)->attempt;
+      const auto at = [&](size_t n) { return attempt.nodes[n]->name; };
+      const uint32_t number = attempt.number.value();
+      for (size_t n = 0; n < attempt.nodes.size(); ++n) {
+        kit.Prepared(at(n), id, number, below(2) == 0 ? below(1000) : -1);
+        ExpectCapsulesFold(kit, &launches, &restarted);
+      }
+      const size_t bad = static_cast<size_t>(below(static_cast<int>(attempt.nodes.size())));
+      const bool lost = below(4) == 0;
+      if (lost) {
+        std::vector<std::string> alive = names;
+        std::erase(alive, at(bad));
+        kit.Disconnect(at(bad));
+        kit.Run(absl::Seconds(6), alive);
+      } else {
+        const uint32_t rank = static_cast<uint32_t>(bad) * spec.ranks_per_node();
+        kit.Exited(at(bad), id, number, CoreKit::Exit(rank, 1 + below(100)));
+      }
+      for (size_t n = 0; n < attempt.nodes.size(); ++n) kit.Gone(at(n), id, number);
+      for (int s = 0; s < 120 && LiveAttempt(*kit.state.jobs.at(id)) == nullptr; ++s) {
+        if (lost && s == 10) kit.Connect(KitNode{at(bad), 4});
+        kit.Run(absl::Seconds(1), names);
+      }
+      if (lost) kit.Connect(KitNode{at(bad), 4});
+      if (kit.state.jobs.at(id)->phase == Job::Phase::kEnded) break;
+      const Attempt* next = LiveAttempt(*kit.state.jobs.at(id));
+      ASSERT_NE(next, nullptr) << kit.Status(id).waiting_for();
+    }
+  }
+  EXPECT_GT(launches, 150u);
+  EXPECT_GT(restarted, 100u);
 }
 
 TEST(CoreProperty, EveryPrefixOfALogReplays) {

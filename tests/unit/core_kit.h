@@ -3,6 +3,7 @@
 #ifndef DGXRUN_TESTS_UNIT_CORE_KIT_H_
 #define DGXRUN_TESTS_UNIT_CORE_KIT_H_
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,15 +23,19 @@ struct KitNode {
   std::string gpu_error;
   uint32_t pci_gpus = 0;
   std::vector<v1::AttemptSnapshot> snapshot;
+  std::optional<v1::PeerOffer> offer;
+  std::vector<v1::JobCapsule> capsules;
+  std::string cluster_id;
+  uint64_t term = 0;
 };
 
 class CoreKit {
  public:
-  CoreKit() {
+  explicit CoreKit(const std::string& fresh_cluster_id = "abcdef00-0000-4000-8000-000000000000") {
     contacts.config.cluster_name = "test";
     contacts.config.version.set_major(1);
     contacts.config.version.set_release("test");
-    Feed(ControllerStarted{"abcdef00-0000-4000-8000-000000000000"});
+    Feed(ControllerStarted{fresh_cluster_id});
   }
 
   template <class Body>
@@ -92,6 +97,10 @@ class CoreKit {
       gpu->set_uuid(absl::StrCat("GPU-", node.name, "-", i));
     }
     for (const auto& attempt : node.snapshot) *hello.mutable_snapshot()->add_attempts() = attempt;
+    if (node.offer) *hello.mutable_offer() = *node.offer;
+    for (const auto& capsule : node.capsules) *hello.add_capsules() = capsule;
+    hello.set_cluster_id(node.cluster_id);
+    hello.set_term(node.term);
     connection[node.name] = input.connection;
     report_number[node.name] = 0;
     return Feed(std::move(input));
