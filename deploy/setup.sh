@@ -3,8 +3,9 @@
 # environment with torch. Says what it installs. When all is there it changes nothing and needs neither
 # network nor root.
 #
-#   deploy/setup.sh            everything
-#   deploy/setup.sh --check    only say what is missing; exit 1 if anything is
+#   deploy/setup.sh              everything
+#   deploy/setup.sh --check      only say what is missing; exit 1 if anything is
+#   deploy/setup.sh --packages   only the distribution's packages: enough to build, and for the unit tests
 set -euo pipefail
 # shellcheck source=deploy/common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -15,18 +16,21 @@ BUILD_PACKAGES=(
   libhwloc-dev libnuma-dev libspdlog-dev libcli11-dev libtomlplusplus-dev libsqlite3-dev
   nlohmann-json3-dev libssl-dev zlib1g-dev
 )
-TEST_PACKAGES=(libgtest-dev libgmock-dev python3-venv openssl iproute2 nftables procps util-linux)
-PACKAGES=("${BUILD_PACKAGES[@]}" "${TEST_PACKAGES[@]}")
+TEST_PACKAGES=(libgtest-dev libgmock-dev python3-venv openssl iproute2 nftables procps util-linux binutils)
+# clang-tidy and the fuzzers are tied to one version of clang, that of Debian 12; other distributions go without.
+CLANG_PACKAGES=(clang-14 clang-tidy-14 libclang-rt-14-dev)
 
 check_only=false
+packages_only=false
 case "${1:-}" in
   "") ;;
   --check) check_only=true ;;
+  --packages) packages_only=true ;;
   -h | --help)
     sed -n '2,/^set -/{s/^# \{0,1\}//;/^set -/d;p}' "${BASH_SOURCE[0]}"
     exit 0
     ;;
-  *) fail "unknown option $1 (known: --check, --help)" ;;
+  *) fail "unknown option $1 (known: --check, --packages, --help)" ;;
 esac
 
 distribution() {
@@ -37,6 +41,9 @@ distribution() {
   fi
   printf '%s %s' "${id:-unknown}" "$version"
 }
+
+PACKAGES=("${BUILD_PACKAGES[@]}" "${TEST_PACKAGES[@]}")
+[ "$(distribution)" != "debian 12" ] || PACKAGES+=("${CLANG_PACKAGES[@]}")
 
 # Names of PACKAGES that dpkg does not know as installed, one per line.
 missing_packages() {
@@ -110,6 +117,6 @@ install_python() {
 
 problems=0
 install_packages || problems=1
-install_python || problems=1
+$packages_only || install_python || problems=1
 [ "$problems" -eq 0 ] || exit 1
 say "set-up is complete"
