@@ -17,7 +17,8 @@ namespace dgxrun::testing {
 namespace {
 
 // Numbers since 5.1 are the same on all architectures.
-constexpr unsigned kDenied[] = {434 /* pidfd_open */, 435 /* clone3 */, 436 /* close_range */};
+constexpr unsigned kDenied[] = {424 /* pidfd_send_signal */, 434 /* pidfd_open */, 435 /* clone3 */,
+                                436 /* close_range */,       437 /* openat2 */,    439 /* faccessat2 */};
 
 }  // namespace
 
