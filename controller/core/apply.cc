@@ -190,8 +190,12 @@ void OnNodeGone(Attempt* attempt, const v1::NodeGone& r, uint64_t order) {
   share.phase = AttemptNode::Phase::kGone;
 }
 
-void OnAttemptEnded(Job* job, const v1::AttemptEnded& r) {
+void OnAttemptEnded(Job* job, const v1::AttemptEnded& r, absl::Time at) {
   Attempt& attempt = AttemptOf(job, r.attempt());
+  job->loaded_before.reset();
+  if (attempt.launched) {
+    job->loaded_before = Loaded{attempt.checkpoint.value_or(v1::Checkpoint()), at - attempt.launched_at};
+  }
   attempt.phase = Attempt::Phase::kEnded;
   job->phase = Job::Phase::kQueued;
   job->short_failures = r.short_failures();
@@ -236,8 +240,14 @@ void OnStopRequested(Job* job, const v1::StopRequested& r, absl::Time at) {
 
 void OnNodePrepared(Attempt* attempt, const v1::NodePrepared& r) {
   AttemptNode& share = ShareOf(attempt, r.node_id());
+  share.notes.insert(share.notes.end(), r.notes().begin(), r.notes().end());
+  if (share.phase == AttemptNode::Phase::kPrepared) {  // the second answer
+    share.phase = AttemptNode::Phase::kReady;
+    return;
+  }
   share.phase = AttemptNode::Phase::kPrepared;
   if (r.has_checkpoint()) share.checkpoint = r.checkpoint();
+  share.findings.assign(r.findings().begin(), r.findings().end());
 }
 
 }  // namespace
@@ -290,7 +300,7 @@ void Apply(State* state, const v1::Record& record) {
     case v1::Record::kNodeGone:
       return OnNodeGone(attempt_of(record.node_gone()), record.node_gone(), order);
     case v1::Record::kAttemptEnded:
-      return OnAttemptEnded(&JobOf(state, record.attempt_ended().job_id()), record.attempt_ended());
+      return OnAttemptEnded(&JobOf(state, record.attempt_ended().job_id()), record.attempt_ended(), at);
     case v1::Record::kJobEnded:
       return OnJobEnded(&JobOf(state, record.job_ended().job_id()), record.job_ended(), at);
     case v1::Record::kJobArchived:

@@ -3,7 +3,9 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "controller/core/alarms.h"
 #include "controller/core/check.h"
+#include "controller/core/checkpoints.h"
 #include "controller/core/placement.h"
 #include "controller/core/plan.h"
 #include "controller/core/restart_policy.h"
@@ -55,7 +57,29 @@ bool CompletedByItself(const Job& job, const Attempt& attempt) {
       ++ranks;
     }
   }
-  return ranks == size_t{job.spec.nodes()} * job.spec.ranks_per_node();
+  return ranks == attempt.nodes.size() * job.spec.ranks_per_node();
+}
+
+// A checkpoint that two attempts did not survive is not given to a third.
+void PoisonWhatFailed(Draft* draft, const Job& job, const Attempt& attempt, const v1::Why& why) {
+  const AttemptProgress* progress = ProgressOf(draft->contacts(), job);
+  std::optional<v1::Checkpoint> newest;
+  if (progress != nullptr && progress->summary.has_newest()) newest = progress->summary.newest();
+  const std::optional<Poison> poison = PoisonAfter(job, attempt, why, draft->now(), newest);
+  if (!poison) return;
+  const JobId id = job.id;
+  if (poison->last) {
+    return RaiseAlarm(draft, id, v1::ALARM_KIND_CHECKPOINT_BAD,
+                      absl::StrCat(poison->reason, ": ", poison->checkpoint.path(),
+                                   "; it is the last complete one, so it is loaded again"));
+  }
+  v1::Record record;
+  record.mutable_checkpoint_poisoned()->set_job_id(id.str());
+  *record.mutable_checkpoint_poisoned()->mutable_checkpoint() = poison->checkpoint;
+  record.mutable_checkpoint_poisoned()->set_reason(poison->reason);
+  draft->Add(std::move(record));
+  RaiseAlarm(draft, id, v1::ALARM_KIND_CHECKPOINT_BAD,
+             absl::StrCat(poison->reason, ": ", poison->checkpoint.path(), "; the one before it is used"));
 }
 
 // Nothing of the attempt lives anywhere: the verdict over all facts, and what comes next.
@@ -65,6 +89,7 @@ void EndAttempt(Draft* draft, const Job& job, const Attempt& attempt) {
   if (!failure && attempt.launched && CompletedByItself(job, attempt)) {
     RestartVerdict done;
     done.reason = "all ranks exited with 0";
+    DecideSuccess(draft, id);
     AddAttemptEnded(draft, id, v1::Why(), done);
     EndJob(draft, id, v1::JOB_STATE_SUCCEEDED, v1::Why());
     return;
@@ -86,6 +111,7 @@ void EndAttempt(Draft* draft, const Job& job, const Attempt& attempt) {
     failure->set_detail("ranks ended with 0 before their work was done, stopped by their node");
   }
   const RestartVerdict verdict = DecideRestart(job, attempt, *failure, draft->now());
+  if (verdict.restart) PoisonWhatFailed(draft, job, attempt, *failure);
   AddAttemptEnded(draft, id, *failure, verdict);
   if (!verdict.restart) EndJob(draft, id, v1::JOB_STATE_FAILED, *failure);
 }
@@ -106,6 +132,21 @@ void StopAll(Draft* draft, const Job& job, const Attempt& attempt, v1::Cause cau
   draft->Add(std::move(record));
 }
 
+// What was passed over, repaired or moved aside; nodes that share a folder may say the same.
+void SayAboutCheckpoints(Draft* draft, const JobId& id, const Attempt& attempt,
+                         const CheckpointChoice& choice) {
+  std::vector<std::pair<std::string, std::string>> notes;
+  for (const auto& share : attempt.nodes) {
+    for (const std::string& note : share->notes) notes.emplace_back(note, share->name);
+  }
+  for (const std::string& line : choice.lines) {
+    RaiseAlarm(draft, id, v1::ALARM_KIND_CHECKPOINT_BAD, line);
+  }
+  for (const auto& [note, node] : notes) {
+    RaiseAlarm(draft, id, v1::ALARM_KIND_CHECKPOINT_BAD, note, node);
+  }
+}
+
 bool Launch(Draft* draft, const Job& job, const Attempt& attempt) {
   const uint32_t port = MasterPort(draft->state(), draft->contacts(), job, attempt);
   if (port == 0) return false;  // the next heartbeat may bring one; status says so
@@ -116,14 +157,18 @@ bool Launch(Draft* draft, const Job& job, const Attempt& attempt) {
              absl::StrCat("node ", attempt.nodes[0]->name, " has no address that other nodes can reach"));
     return true;
   }
+  const CheckpointChoice choice = ChooseCheckpoint(job, attempt);
   v1::Record record;
   v1::AttemptLaunched* launched = record.mutable_attempt_launched();
   launched->set_job_id(job.id.str());
   launched->set_attempt(attempt.number.value());
-  if (auto checkpoint = NewestCheckpoint(attempt)) *launched->mutable_checkpoint() = *checkpoint;
+  if (choice.checkpoint) *launched->mutable_checkpoint() = *choice.checkpoint;
   launched->set_master_addr(address);
   launched->set_master_port(port);
+  const JobId id = job.id;
+  const Attempt before = attempt;  // Add moves the state
   draft->Add(std::move(record));
+  SayAboutCheckpoints(draft, id, before, choice);
   return true;
 }
 
@@ -178,7 +223,7 @@ bool Step(Draft* draft, const JobId& id) {
   }
   switch (attempt->phase) {
     case Attempt::Phase::kPreparing:
-      return Every(*attempt, AttemptNode::Phase::kPrepared) && Launch(draft, *job, *attempt);
+      return IsPrepared(*attempt) && Launch(draft, *job, *attempt);
     case Attempt::Phase::kLaunching:
     case Attempt::Phase::kRunning:
       if (!Every(*attempt, AttemptNode::Phase::kGone)) return false;

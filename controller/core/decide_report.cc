@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "controller/core/checkpoints.h"
 #include "controller/core/decide.h"
 #include "controller/core/verdict.h"
 
@@ -41,7 +42,11 @@ bool OwnsRank(const Draft& draft, const At& at, uint32_t rank) {
 void OnPrepared(Draft* draft, const At& at, const v1::Prepared& prepared) {
   const Attempt& attempt = AttemptAt(*draft, at);
   const AttemptNode& share = ShareAt(*draft, at);
-  if (attempt.phase != Attempt::Phase::kPreparing || share.phase != AttemptNode::Phase::kPlaced) return;
+  if (attempt.phase != Attempt::Phase::kPreparing) return;
+  const bool first = share.phase == AttemptNode::Phase::kPlaced;
+  const bool second = share.phase == AttemptNode::Phase::kPrepared && HasSecondRound(share) &&
+                      AnswersSecondRound(prepared, ChooseCheckpoint(JobAt(*draft, at), attempt));
+  if (!first && !second) return;
   if (prepared.errors_size() > 0) {
     AddFault(draft, at.job, at.node, v1::CAUSE_LAUNCH_REFUSED, -1,
              absl::StrCat("node ", share.name, ": ", absl::StrJoin(prepared.errors(), "; ")));
@@ -52,11 +57,15 @@ void OnPrepared(Draft* draft, const At& at, const v1::Prepared& prepared) {
   if (prepared.has_checkpoint()) {
     *record.mutable_node_prepared()->mutable_checkpoint() = prepared.checkpoint();
   }
+  *record.mutable_node_prepared()->mutable_findings() = prepared.findings();
+  *record.mutable_node_prepared()->mutable_notes() = prepared.notes();
   draft->Add(std::move(record));
 }
 
 void OnStarted(Draft* draft, const At& at, const v1::RanksStarted& started) {
-  if (!AttemptAt(*draft, at).launched || ShareAt(*draft, at).phase != AttemptNode::Phase::kPrepared) return;
+  const AttemptNode::Phase phase = ShareAt(*draft, at).phase;
+  const bool waited_for = phase == AttemptNode::Phase::kPrepared || phase == AttemptNode::Phase::kReady;
+  if (!AttemptAt(*draft, at).launched || !waited_for) return;
   v1::Record record;
   v1::NodeStarted* out = record.mutable_node_started();
   Address(at, out);

@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "controller/core/alarms.h"
 #include "controller/core/decide.h"
 
 namespace dgxrun::core {
@@ -78,6 +79,9 @@ void DecideTick(Draft* draft) {
     if (phase == NodePhase::kUp && silent > config.node_lease) Lose(draft, id, last_word);
     if (phase == NodePhase::kLost && silent > fence_after) Fence(draft, id);
   }
+  std::vector<JobId> with_progress;
+  for (const auto& [id, progress] : draft->contacts().progress) with_progress.push_back(id);
+  for (const JobId& id : with_progress) DecideProgress(draft, id);
   // Delays run out, and heartbeats bring ports.
   AdvanceAll(draft);
 }

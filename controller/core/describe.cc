@@ -4,8 +4,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "controller/core/check.h"
+#include "controller/core/checkpoints.h"
 #include "controller/core/core.h"
 #include "controller/core/placement.h"
+#include "controller/core/progress.h"
 #include "controller/core/strays.h"
 #include "controller/core/verdict.h"
 
@@ -113,11 +115,16 @@ std::string WaitingFor(const State& state, const Contacts& contacts, const Job& 
           parts.push_back(absl::StrCat("node ", share->name, " to check paths"));
         }
       }
+      for (const auto& share : attempt->nodes) {
+        if (parts.empty() && HasSecondRound(*share) && share->phase == AttemptNode::Phase::kPrepared) {
+          parts.push_back(absl::StrCat("node ", share->name, " to put its checkpoint folder in order"));
+        }
+      }
       if (parts.empty()) return absl::StrCat("a free port on node ", attempt->nodes[0]->name);
       return absl::StrJoin(parts, ", ");
     case Attempt::Phase::kLaunching:
       for (const auto& share : attempt->nodes) {
-        if (share->phase == AttemptNode::Phase::kPrepared) {
+        if (share->phase == AttemptNode::Phase::kPrepared || share->phase == AttemptNode::Phase::kReady) {
           parts.push_back(absl::StrCat("node ", share->name, " to start its ranks"));
         }
       }
@@ -171,6 +178,9 @@ v1::JobStatus DescribeJob(const State& state, const Contacts& contacts, const Jo
     *status.mutable_why() = job->why;
   }
   for (const v1::Alarm& alarm : job->alarms) *status.add_alarms() = alarm;
+  if (!job->spec.ckpt_dir().empty() || ProgressOf(contacts, *job) != nullptr) {
+    *status.mutable_progress() = DescribeProgress(contacts, *job);
+  }
   status.set_waiting_for(WaitingFor(state, contacts, *job, now));
   return status;
 }

@@ -24,6 +24,7 @@
 
 #include "absl/time/time.h"
 #include "controller/core/input.h"
+#include "controller/core/progress.h"
 #include "dgxrun/v1/agent_link.pb.h"
 #include "dgxrun/v1/job.pb.h"
 #include "dgxrun/v1/node.pb.h"
@@ -84,13 +85,17 @@ struct Fault {
 
 // Share of an attempt on one node.
 struct AttemptNode {
-  enum class Phase { kPlaced, kPrepared, kStarted, kGone };
+  // kReady: it has answered the second Prepare too (checkpoints.h); where there is none, kPrepared is
+  // followed by kStarted.
+  enum class Phase { kPlaced, kPrepared, kReady, kStarted, kGone };
   NodeId node;
   std::string name;
   v1::PlacedNode placed;
   Phase phase = Phase::kPlaced;
-  std::optional<v1::Checkpoint> checkpoint;  // newest that the node found
-  std::map<uint32_t, RankInfo> ranks;        // by global rank; filled at the start
+  std::optional<v1::Checkpoint> checkpoint;     // newest that the node found
+  std::vector<v1::CheckpointFinding> findings;  // what it found, newest first
+  std::vector<std::string> notes;               // what it repaired or moved aside
+  std::map<uint32_t, RankInfo> ranks;           // by global rank; filled at the start
   std::string log_dir;
   std::vector<std::string> warnings;
   bool fenced = false;
@@ -115,6 +120,12 @@ struct Attempt {
   absl::Time placed_at = absl::InfinitePast();
   absl::Time launched_at = absl::InfinitePast();
   absl::Time started_at = absl::InfinitePast();  // all nodes have started
+};
+
+// What an attempt that failed had loaded (path empty: nothing), and how long it lived.
+struct Loaded {
+  v1::Checkpoint checkpoint;
+  absl::Duration lived;
 };
 
 struct StopWish {
@@ -146,6 +157,9 @@ struct Job {
   absl::Time ended_at = absl::InfinitePast();
   std::vector<v1::Checkpoint> poisoned;  // not given out again, oldest first
   std::vector<v1::Alarm> alarms;         // oldest first; at most kMaxAlarms
+  // Of the attempt that ended last, whose failure is `why`. Not in a capsule: a job that was adopted needs
+  // one failure more before its checkpoint counts as poisoned.
+  std::optional<Loaded> loaded_before;
 
   bool on_cpu() const { return spec.device() == v1::DEVICE_CPU; }
 };
@@ -216,6 +230,8 @@ struct Contacts {
   std::map<ConnectionId, Rejection> rejected;
   // Jobs of which a node holds a higher attempt than the log knows (an old log was restored): left alone.
   std::set<JobId> ahead;
+  // Of jobs in the state, as far as their nodes tell.
+  std::map<JobId, AttemptProgress> progress;
 };
 
 // --- small questions that every part asks ------------------------------------------------------

@@ -1,6 +1,7 @@
 // What was heard, and nothing more: who is connected, since when, and what they say they hold.
 #include "controller/core/core.h"
 #include "controller/core/hello.h"
+#include "controller/core/progress.h"
 #include "controller/core/strays.h"
 
 namespace dgxrun::core {
@@ -47,12 +48,13 @@ void On(Contacts* contacts, const NodeDisconnected& input) {
   if (Contact* contact = ContactOf(contacts, input.node, input.connection)) contact->connection = 0;
 }
 
-void On(Contacts* contacts, const NodeHeartbeat& input, absl::Time now) {
+void On(Contacts* contacts, const State& state, const NodeHeartbeat& input, absl::Time now) {
   Contact* contact = ContactOf(contacts, input.node, input.connection);
   if (contact == nullptr) return;
   contact->last_heard = now;
   contact->heartbeat = input.heartbeat.number();
   contact->free_ports.assign(input.heartbeat.free_ports().begin(), input.heartbeat.free_ports().end());
+  ObserveProgress(contacts, state, input.node, input.heartbeat, now);
 }
 
 void On(Contacts* contacts, const NodeReport& input, absl::Time now) {
@@ -92,9 +94,12 @@ void Observe(Contacts* contacts, const State& state, const Input& input) {
   } else if (const auto* disconnected = std::get_if<NodeDisconnected>(&input.body)) {
     On(contacts, *disconnected);
   } else if (const auto* heartbeat = std::get_if<NodeHeartbeat>(&input.body)) {
-    On(contacts, *heartbeat, input.now);
+    On(contacts, state, *heartbeat, input.now);
   } else if (const auto* report = std::get_if<NodeReport>(&input.body)) {
     On(contacts, *report, input.now);
+  }
+  if (std::holds_alternative<Tick>(input.body)) {
+    std::erase_if(contacts->progress, [&](const auto& entry) { return state.jobs.count(entry.first) == 0; });
   }
   // Tick, SubmitJob, StopJob: nothing was heard of a node.
 }

@@ -279,7 +279,9 @@ void TellSnapshot(Draft* draft, const v1::Hello& hello) {
     if (!started || attempt == nullptr || attempt->number.value() != held.attempt() || !attempt->launched)
       continue;
     const AttemptNode* share = FindShare(*attempt, node);
-    if (share == nullptr || share->phase != AttemptNode::Phase::kPrepared) continue;
+    const bool waits = share != nullptr && (share->phase == AttemptNode::Phase::kPrepared ||
+                                            share->phase == AttemptNode::Phase::kReady);
+    if (!waits) continue;
     AddStarted(draft, *job, *share, held);
     job = FindJobById(draft->state(), id);
     if (held.phase() != v1::ATTEMPT_PHASE_STOPPING || job->attempt->phase == Attempt::Phase::kStopping)

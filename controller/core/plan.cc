@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
+#include "controller/core/checkpoints.h"
 
 namespace dgxrun::core {
 namespace {
@@ -47,7 +48,10 @@ void SetOurs(const Job& job, const Attempt& attempt, const AttemptNode& share, V
   Set(vars, "DGXRUN_JOB_ID", job.id.str());
   Set(vars, "DGXRUN_ATTEMPT", absl::StrCat(attempt.number.value()));
   Set(vars, "DGXRUN_NODE", share.name);
-  if (attempt.checkpoint) Set(vars, "DGXRUN_RESUME_FROM", attempt.checkpoint->path());
+  if (!attempt.checkpoint) return;
+  Set(vars, "DGXRUN_RESUME_FROM", attempt.checkpoint->path());
+  if (attempt.checkpoint->step() >= 0)
+    Set(vars, "DGXRUN_RESUME_STEP", absl::StrCat(attempt.checkpoint->step()));
 }
 
 void SetMachine(const Config& config, const Job& job, const AttemptNode& share, Vars* vars) {
@@ -68,16 +72,14 @@ void SetMachine(const Config& config, const Job& job, const AttemptNode& share, 
   }
 }
 
+// Empty: neither its name nor its content holds one.
+std::string Step(const Attempt& attempt) {
+  return attempt.checkpoint->step() >= 0 ? absl::StrCat(attempt.checkpoint->step()) : "";
+}
+
 bool IsLocalPeer(const std::string& address) {
   return address.empty() || absl::StartsWith(address, "127.") || address == "::1" ||
          absl::StartsWith(address, "::ffff:127.");
-}
-
-bool Newer(const v1::Checkpoint& a, const v1::Checkpoint& b) {
-  const bool steps = a.step() >= 0 && b.step() >= 0;
-  if (steps && a.step() != b.step()) return a.step() > b.step();
-  if (a.mtime_unix_ns() != b.mtime_unix_ns()) return a.mtime_unix_ns() > b.mtime_unix_ns();
-  return a.path() < b.path();
 }
 
 }  // namespace
@@ -89,13 +91,16 @@ v1::NodePlan BuildNodePlan(const Config& config, const Job& job, const Attempt& 
   *plan.mutable_argv() = job.spec.argv();
   if (attempt.checkpoint) {
     for (const std::string& word : job.spec.resume_args()) {
-      plan.add_argv(absl::StrReplaceAll(word, {{"{}", attempt.checkpoint->path()}}));
+      plan.add_argv(
+          absl::StrReplaceAll(word, {{"{}", attempt.checkpoint->path()}, {"{step}", Step(attempt)}}));
     }
   }
   plan.set_cwd(job.spec.cwd());
   plan.set_grace_ms(job.spec.grace_ms());
   plan.set_job_name(job.spec.name());
   plan.set_inherit_terminal(job.spec.inherit_terminal());
+  plan.set_ckpt_dir(job.spec.ckpt_dir());
+  if (job.spec.has_ckpt()) *plan.mutable_ckpt() = job.spec.ckpt();
   if (index == 0) plan.set_held_port(attempt.master_port);
   SetTorch(job, attempt, index, plan.mutable_common_env());
   SetOurs(job, attempt, share, plan.mutable_common_env());
@@ -113,7 +118,7 @@ v1::NodePlan BuildNodePlan(const Config& config, const Job& job, const Attempt& 
   return plan;
 }
 
-v1::Prepare BuildPrepare(const Job& job, const Attempt& attempt) {
+v1::Prepare BuildPrepare(const Job& job, const Attempt& attempt, bool second) {
   v1::Prepare prepare;
   prepare.set_job_id(job.id.str());
   prepare.set_attempt(attempt.number.value());
@@ -122,15 +127,14 @@ v1::Prepare BuildPrepare(const Job& job, const Attempt& attempt) {
   prepare.set_script(job.spec.script());
   prepare.set_ckpt_dir(job.spec.ckpt_dir());
   prepare.set_program(job.spec.argv(0));
-  return prepare;
-}
-
-std::optional<v1::Checkpoint> NewestCheckpoint(const Attempt& attempt) {
-  std::optional<v1::Checkpoint> best;
-  for (const auto& share : attempt.nodes) {
-    if (share->checkpoint && (!best || Newer(*share->checkpoint, *best))) best = share->checkpoint;
+  if (second) {
+    const CheckpointChoice choice = ChooseCheckpoint(job, attempt);
+    prepare.set_resume(choice.checkpoint ? choice.checkpoint->path() : kResumeNothing);
+    for (const v1::Checkpoint& aside : choice.aside) prepare.add_poisoned(aside.path());
+  } else {
+    for (const v1::Checkpoint& poisoned : job.poisoned) prepare.add_poisoned(poisoned.path());
   }
-  return best;
+  return prepare;
 }
 
 std::string MasterAddress(const State& state, const Attempt& attempt, const std::string& own_host) {

@@ -17,10 +17,8 @@ namespace dgxrun::core {
 // `attempt` was launched; `index` is the node's place in it, which is its GROUP_RANK.
 v1::NodePlan BuildNodePlan(const Config& config, const Job& job, const Attempt& attempt, size_t index);
 
-v1::Prepare BuildPrepare(const Job& job, const Attempt& attempt);
-
-// Newest of what the nodes found: by step where both have one, then by time; ties by path.
-std::optional<v1::Checkpoint> NewestCheckpoint(const Attempt& attempt);
+// `second`: every node has said what it found; the choice is told (checkpoints.h).
+v1::Prepare BuildPrepare(const Job& job, const Attempt& attempt, bool second = false);
 
 // Where rank 0 can be reached by all nodes of the attempt; empty: no such address is known. `own_host`: where
 // the controller's own machine is reached by the others, if it may be a node (peers mode); else empty.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <set>
 
+#include "controller/core/checkpoints.h"
 #include "controller/core/core.h"
 #include "controller/core/peers.h"
 #include "controller/core/plan.h"
@@ -97,18 +98,22 @@ void ReconcileShare(const State& state, const Contacts& contacts, const Job& job
   if (share.phase == AttemptNode::Phase::kGone || !IsConnected(contacts, share.node)) return;
   switch (attempt.phase) {
     case Attempt::Phase::kPreparing: {
-      if (share.phase != AttemptNode::Phase::kPlaced) return;
+      const bool second =
+          share.phase == AttemptNode::Phase::kPrepared && HasSecondRound(share) && AllFound(attempt);
+      if (share.phase != AttemptNode::Phase::kPlaced && !second) return;
       SendToNode send = Message(contacts, Kind::kPrepare, share.node);
       send.job = job.id;
       send.attempt = attempt.number;
-      *send.message.mutable_prepare() = BuildPrepare(AsOnNode(state, job, share.node), attempt);
+      *send.message.mutable_prepare() = BuildPrepare(AsOnNode(state, job, share.node), attempt, second);
       out->push_back(std::move(send));
       return;
     }
     case Attempt::Phase::kLaunching: {
       const Contact& contact = contacts.nodes.at(share.node);
       const bool lives = contact.attempts.count({job.id, attempt.number}) > 0;
-      if (share.phase != AttemptNode::Phase::kPrepared || lives) return;
+      const bool waits =
+          share.phase == AttemptNode::Phase::kPrepared || share.phase == AttemptNode::Phase::kReady;
+      if (!waits || lives) return;
       SendToNode send = Message(contacts, Kind::kLaunch, share.node);
       send.job = job.id;
       send.attempt = attempt.number;

@@ -18,6 +18,8 @@ RULES = {
     "cli": ({"proto", "cli", "agent", "controller", "controller/core", "launcher", "launcher/base"}, ()),
     "proto": ({"proto"}, ("spdlog",)),
 }
+# The judge's pure parts (messages and abseil only), by which the core decides too.
+PURE = {"agent/ckpt/format.h", "agent/ckpt/merge.h", "agent/ckpt/reshard.h"}
 INCLUDE = re.compile(r'^\s*#\s*include\s+["<]([^">]+)[">]', re.MULTILINE)
 
 
@@ -49,7 +51,7 @@ def test_includes_point_one_way(folder):
     for path in files:
         for name in INCLUDE.findall(text_of(path)):
             target = folder_of(name)
-            if target is not None and target not in allowed:
+            if target is not None and target not in allowed and not (folder == "controller/core" and name in PURE):
                 wrong.append(f"{path} includes {name}")
             if target is None and name.startswith(forbidden):
                 wrong.append(f"{path} includes {name}")

@@ -95,10 +95,12 @@ TEST(Plan, Resume) {
   v1::JobSpec spec = kit.Spec(1, 1);
   spec.add_resume_args("--resume");
   spec.add_resume_args("path={},{}");
+  spec.add_resume_args("{step}");
   EXPECT_THAT(PlanOf(&kit, spec, {"a"}, 0).argv(), ElementsAre("python3", "train.py"));
   const v1::NodePlan plan = PlanOf(&kit, spec, {"a"}, 0, 7);
-  EXPECT_THAT(plan.argv(), ElementsAre("python3", "train.py", "--resume", "path=/ckpt/7,/ckpt/7"));
+  EXPECT_THAT(plan.argv(), ElementsAre("python3", "train.py", "--resume", "path=/ckpt/7,/ckpt/7", "7"));
   EXPECT_EQ(Env(plan).at("DGXRUN_RESUME_FROM"), "/ckpt/7");
+  EXPECT_EQ(Env(plan).at("DGXRUN_RESUME_STEP"), "7");
 }
 
 TEST(Plan, MasterAddressIsNeverLoopbackUnlessAllAreOnOneMachine) {
@@ -116,29 +118,6 @@ TEST(Plan, MasterAddressIsNeverLoopbackUnlessAllAreOnOneMachine) {
     kit.Connect({"a", 0, c.peer_a, c.boot_a});
     kit.Connect({"b", 0, c.peer_b, c.boot_b});
     EXPECT_EQ(Env(PlanOf(&kit, kit.Spec(2, 1), {"a", "b"}, 0)).at("MASTER_ADDR"), c.expected);
-  }
-}
-
-TEST(Plan, NewestCheckpoint) {
-  struct Found {
-    int64_t step, mtime;
-  };
-  struct Case {
-    std::vector<Found> found;
-    std::string expected;
-  };
-  for (const Case& c :
-       {Case{{{10, 5}, {9, 99}}, "0"}, Case{{{-1, 5}, {-1, 6}}, "1"}, Case{{{10, 5}, {-1, 6}}, "1"}}) {
-    Attempt attempt;
-    for (size_t i = 0; i < c.found.size(); ++i) {
-      AttemptNode share;
-      share.checkpoint.emplace();
-      share.checkpoint->set_path(std::to_string(i));
-      share.checkpoint->set_step(c.found[i].step);
-      share.checkpoint->set_mtime_unix_ns(c.found[i].mtime);
-      attempt.nodes.emplace_back(share);
-    }
-    EXPECT_EQ(NewestCheckpoint(attempt)->path(), c.expected);
   }
 }
 

@@ -1,0 +1,367 @@
+// What an attempt starts from, poison, progress and alarms.
+#include "agent/ckpt/format.h"
+#include "controller/core/alarms.h"
+#include "controller/core/checkpoints.h"
+#include "controller/core/progress.h"
+#include "gmock/gmock.h"
+#include "tests/unit/core_kit.h"
+
+namespace dgxrun::core {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using Kind = SendToNode::Kind;
+
+v1::CheckpointFinding Found(int64_t step, v1::Verdict verdict, std::string_view format = "dcp",
+                            int64_t mtime = 0) {
+  v1::CheckpointFinding finding;
+  v1::Checkpoint* checkpoint = finding.mutable_checkpoint();
+  checkpoint->set_path(absl::StrCat("/ckpt/step_", step));
+  checkpoint->set_step(step);
+  checkpoint->set_verdict(verdict);
+  checkpoint->set_format(std::string(format));
+  checkpoint->set_mtime_unix_ns(mtime != 0 ? mtime : step * 1000);
+  checkpoint->set_bytes(1000);
+  if (verdict != v1::VERDICT_COMPLETE) checkpoint->set_reason("as the test says");
+  return finding;
+}
+
+class CheckpointTest : public ::testing::Test {
+ protected:
+  CheckpointTest() {
+    kit_.Connect({"a"});
+    kit_.Connect({"b"});
+  }
+
+  v1::JobSpec Spec(uint32_t nodes) {
+    v1::JobSpec spec = kit_.Spec(nodes, 1);
+    spec.set_ckpt_dir("/ckpt");
+    spec.set_max_restarts(8);
+    return spec;
+  }
+  void Answer(const std::string& node, const JobId& job, uint32_t attempt,
+              const std::vector<v1::CheckpointFinding>& findings) {
+    v1::Report report = kit_.ReportOf(node, job, attempt);
+    for (const auto& finding : findings) *report.mutable_prepared()->add_findings() = finding;
+    report.mutable_prepared();
+    kit_.Send(node, report);
+  }
+  void AnswerAgain(const std::string& node, const JobId& job, uint32_t attempt, const std::string& resume,
+                   const std::string& note = "") {
+    v1::Report report = kit_.ReportOf(node, job, attempt);
+    report.mutable_prepared()->mutable_checkpoint()->set_path(resume);
+    if (!note.empty()) report.mutable_prepared()->add_notes(note);
+    kit_.Send(node, report);
+  }
+  v1::Prepare SecondOf(const std::string& node) {
+    const std::vector<SendToNode> sent = kit_.Sent(Kind::kPrepare);
+    for (const SendToNode& send : sent) {
+      if (send.node == kit_.Id(node) && !send.message.prepare().resume().empty())
+        return send.message.prepare();
+    }
+    return {};
+  }
+  std::vector<std::string> Aside(const v1::Prepare& prepare) {
+    return {prepare.poisoned().begin(), prepare.poisoned().end()};
+  }
+  std::vector<std::string> Alarms(const JobId& job) {
+    std::vector<std::string> texts;
+    const v1::JobStatus status = kit_.Status(job);
+    for (const v1::Alarm& alarm : status.alarms()) texts.push_back(alarm.text());
+    return texts;
+  }
+  // One node's job with these findings, up to the launch.
+  void Start(const JobId& job, uint32_t attempt, const std::vector<v1::CheckpointFinding>& findings) {
+    Answer("a", job, attempt, findings);
+    if (!findings.empty()) AnswerAgain("a", job, attempt, SecondOf("a").resume());
+    kit_.Started("a", job, attempt, {0});
+    EXPECT_EQ(kit_.Status(job).state(), v1::JOB_STATE_RUNNING);
+  }
+  void Fail(const JobId& job, uint32_t attempt, absl::Duration after, const std::string& line, int code = 1) {
+    kit_.now += after;
+    kit_.Exited("a", job, attempt, CoreKit::Exit(0, code, 0, line));
+    kit_.Gone("a", job, attempt);
+    kit_.now += absl::Minutes(1);
+    kit_.Beat("a");
+    kit_.Beat("b");
+    kit_.Feed(Tick{});
+  }
+  void Progress(const JobId& job, uint32_t attempt, int64_t first, int64_t step,
+                const std::vector<v1::CheckpointFinding>& findings = {}, uint64_t free = 0,
+                const std::string& note = "") {
+    NodeHeartbeat input{kit_.Id("a"), kit_.connection["a"], {}};
+    input.heartbeat.set_number(++kit_.beat);
+    input.heartbeat.add_free_ports(40001);
+    input.heartbeat.add_free_ports(40002);
+    v1::AttemptProgress* progress = input.heartbeat.add_progress();
+    progress->set_job_id(job.str());
+    progress->set_attempt(attempt);
+    if (step >= 0) {
+      progress->set_has_step(true);
+      progress->set_first_step(first);
+      progress->set_step(step);
+    }
+    progress->set_has_checkpoints(!findings.empty());
+    for (const auto& finding : findings) *progress->add_checkpoints() = finding;
+    progress->set_free_bytes(free);
+    if (!note.empty()) progress->add_notes(note);
+    kit_.Feed(std::move(input));
+    kit_.Feed(Tick{});
+  }
+
+  CoreKit kit_;
+};
+
+TEST_F(CheckpointTest, NewestCompleteOneAndASecondRound) {
+  const JobId job = kit_.Submit(Spec(1));
+  EXPECT_EQ(SecondOf("a").resume(), "");
+  Answer("a", job, 0,
+         {Found(30, v1::VERDICT_PARTIAL, agent::ckpt::kTrainer), Found(25, v1::VERDICT_UNVERIFIED, ""),
+          Found(20, v1::VERDICT_COMPLETE), Found(10, v1::VERDICT_CORRUPT, agent::ckpt::kTrainer)});
+  EXPECT_EQ(kit_.Sent(Kind::kLaunch).size(), 0u) << "not before the folder is in order";
+  EXPECT_EQ(SecondOf("a").resume(), "/ckpt/step_20");
+  EXPECT_THAT(Aside(SecondOf("a")), ElementsAre("/ckpt/step_30")) << "what is older hurts nobody";
+  EXPECT_THAT(kit_.Status(job).waiting_for(), HasSubstr("node a to put its checkpoint folder in order"));
+  AnswerAgain("a", job, 0, "/ckpt/step_20", "moved aside: step_30");
+  ASSERT_EQ(kit_.Sent(Kind::kLaunch).size(), 1u);
+  EXPECT_EQ(kit_.Status(job).checkpoint().step(), 20);
+  EXPECT_THAT(Alarms(job),
+              ElementsAre("checkpoint /ckpt/step_30 is passed over: PARTIAL: as the test says",
+                          "checkpoint /ckpt/step_25 is passed over: UNVERIFIED: as the test says",
+                          "moved aside: step_30"));
+}
+
+TEST_F(CheckpointTest, AnAnswerThatComesTwiceIsNotTheSecondOne) {
+  const JobId job = kit_.Submit(Spec(1));
+  Answer("a", job, 0, {Found(20, v1::VERDICT_COMPLETE)});
+  Answer("a", job, 0, {Found(20, v1::VERDICT_COMPLETE)});
+  AnswerAgain("a", job, 0, "/ckpt/step_10");
+  EXPECT_FALSE(kit_.state.jobs.at(job)->attempt->launched);
+  kit_.Restart();  // between the rounds: the question is asked again
+  kit_.Connect({"a"});
+  EXPECT_EQ(SecondOf("a").resume(), "/ckpt/step_20");
+  AnswerAgain("a", job, 0, "/ckpt/step_20");
+  EXPECT_TRUE(kit_.state.jobs.at(job)->attempt->launched);
+}
+
+TEST_F(CheckpointTest, NothingThereMeansNoSecondRound) {
+  const JobId job = kit_.Submit(Spec(1));
+  Answer("a", job, 0, {});
+  EXPECT_EQ(kit_.Sent(Kind::kLaunch).size(), 1u);
+  EXPECT_FALSE(kit_.Status(job).has_checkpoint());
+}
+
+TEST_F(CheckpointTest, WithoutACompleteOneTheNewestUnverified) {
+  const JobId job = kit_.Submit(Spec(1));
+  Answer("a", job, 0,
+         {Found(40, v1::VERDICT_PARTIAL, agent::ckpt::kDeepSpeed), Found(30, v1::VERDICT_UNVERIFIED, ""),
+          Found(20, v1::VERDICT_WEIGHTS_ONLY)});
+  EXPECT_EQ(SecondOf("a").resume(), "/ckpt/step_30");
+  EXPECT_THAT(Aside(SecondOf("a")), IsEmpty()) << "DeepSpeed follows its pointer";
+  AnswerAgain("a", job, 0, "/ckpt/step_30");
+  EXPECT_THAT(
+      Alarms(job)[0],
+      HasSubstr("no complete checkpoint: resuming from /ckpt/step_30 (UNVERIFIED: as the test says)"));
+}
+
+TEST_F(CheckpointTest, NothingCanBeLoaded) {
+  const JobId job = kit_.Submit(Spec(1));
+  Answer("a", job, 0, {Found(40, v1::VERDICT_PARTIAL, agent::ckpt::kTrainer)});
+  EXPECT_EQ(SecondOf("a").resume(), kResumeNothing);
+  EXPECT_THAT(Aside(SecondOf("a")), ElementsAre("/ckpt/step_40"));
+  AnswerAgain("a", job, 0, kResumeNothing);
+  EXPECT_TRUE(kit_.state.jobs.at(job)->attempt->launched);
+  EXPECT_FALSE(kit_.Status(job).has_checkpoint());
+}
+
+TEST_F(CheckpointTest, FilesOnTwoNodesMakeOneCheckpoint) {
+  const JobId job = kit_.Submit(Spec(2));
+  v1::CheckpointFinding with_metadata = Found(20, v1::VERDICT_PARTIAL);
+  with_metadata.mutable_checkpoint()->set_file("__1_0.distcp");
+  with_metadata.add_missing()->set_name("__1_0.distcp");
+  with_metadata.mutable_missing(0)->set_bytes(100);
+  with_metadata.add_present()->set_name(".metadata");
+  v1::CheckpointFinding shards = Found(20, v1::VERDICT_PARTIAL);
+  shards.add_present()->set_name("__1_0.distcp");
+  shards.mutable_present(0)->set_bytes(100);
+  shards.mutable_checkpoint()->set_file(".metadata");
+  shards.add_missing()->set_name(".metadata");
+  Answer("a", job, 0, {with_metadata, Found(10, v1::VERDICT_COMPLETE)});
+  EXPECT_EQ(SecondOf("a").resume(), "") << "not before all have said what they found";
+  Answer("b", job, 0, {shards});
+  EXPECT_EQ(SecondOf("a").resume(), "/ckpt/step_20");
+  EXPECT_EQ(SecondOf("b").resume(), "/ckpt/step_20");
+  AnswerAgain("b", job, 0, "/ckpt/step_20");
+  AnswerAgain("a", job, 0, "/ckpt/step_20");
+  EXPECT_EQ(kit_.Status(job).checkpoint().step(), 20);
+  EXPECT_EQ(kit_.Sent(Kind::kLaunch).size(), 2u);
+}
+
+TEST_F(CheckpointTest, WhatAnotherNodeMayHoldIsNotMovedAside) {
+  const JobId job = kit_.Submit(Spec(2));
+  Answer("a", job, 0, {Found(30, v1::VERDICT_PARTIAL), Found(20, v1::VERDICT_COMPLETE)});
+  Answer("b", job, 0, {});
+  EXPECT_EQ(SecondOf("a").resume(), "/ckpt/step_20");
+  EXPECT_THAT(Aside(SecondOf("a")), IsEmpty());
+}
+
+TEST_F(CheckpointTest, TwoFailuresOfOneRootPoison) {
+  const JobId job = kit_.Submit(Spec(1));
+  const std::vector<v1::CheckpointFinding> both = {Found(20, v1::VERDICT_COMPLETE),
+                                                   Found(10, v1::VERDICT_COMPLETE)};
+  Start(job, 0, both);
+  Fail(job, 0, absl::Seconds(20), "RuntimeError: bad tensor 17 at 0x7f01");
+  EXPECT_THAT(kit_.state.jobs.at(job)->poisoned, IsEmpty());
+  Start(job, 1, both);
+  EXPECT_EQ(kit_.Status(job).checkpoint().step(), 20);
+  Fail(job, 1, absl::Seconds(20), "RuntimeError: bad tensor 99 at 0x7fa2");
+  ASSERT_EQ(kit_.state.jobs.at(job)->poisoned.size(), 1u);
+  Answer("a", job, 2, both);
+  EXPECT_EQ(SecondOf("a").resume(), "/ckpt/step_10");
+  EXPECT_THAT(Aside(SecondOf("a")), ElementsAre("/ckpt/step_20"));
+  AnswerAgain("a", job, 2, "/ckpt/step_10");
+  EXPECT_EQ(kit_.Status(job).checkpoint().step(), 10);
+  EXPECT_THAT(Alarms(job)[0], HasSubstr("two attempts failed in the same way soon after loading it"));
+}
+
+TEST_F(CheckpointTest, OtherRootsAndLaterFailuresDoNotPoison) {
+  struct Case {
+    absl::Duration after;
+    std::string line;
+    int code;
+  };
+  for (const Case& second : {Case{absl::Seconds(20), "other", 1}, Case{absl::Seconds(20), "bad 1", 2},
+                             Case{absl::Minutes(11), "bad 1", 1}}) {
+    const JobId job = kit_.Submit(Spec(1));
+    const std::vector<v1::CheckpointFinding> both = {Found(20, v1::VERDICT_COMPLETE),
+                                                     Found(10, v1::VERDICT_COMPLETE)};
+    Start(job, 0, both);
+    Fail(job, 0, absl::Seconds(20), "bad 1");
+    Start(job, 1, both);
+    Fail(job, 1, second.after, second.line, second.code);
+    EXPECT_THAT(kit_.state.jobs.at(job)->poisoned, IsEmpty());
+    kit_.Stop(job);
+  }
+}
+
+TEST_F(CheckpointTest, TheLastCompleteOneIsNeverPoisoned) {
+  const JobId job = kit_.Submit(Spec(1));
+  for (uint32_t k = 0; k < 4; ++k) {
+    Start(job, k, {Found(20, v1::VERDICT_COMPLETE)});
+    EXPECT_EQ(kit_.Status(job).checkpoint().step(), 20);
+    Fail(job, k, absl::Seconds(20), "bad");
+  }
+  EXPECT_THAT(kit_.state.jobs.at(job)->poisoned, IsEmpty());
+  EXPECT_THAT(Alarms(job)[0], HasSubstr("it is the last complete one"));
+}
+
+TEST_F(CheckpointTest, ANewCheckpointOfTheSameNameIsNotPoisoned) {
+  const JobId job = kit_.Submit(Spec(1));
+  const std::vector<v1::CheckpointFinding> both = {Found(20, v1::VERDICT_COMPLETE),
+                                                   Found(10, v1::VERDICT_COMPLETE)};
+  for (uint32_t k = 0; k < 2; ++k) {
+    Start(job, k, both);
+    Fail(job, k, absl::Seconds(20), "bad");
+  }
+  Answer("a", job, 2, {Found(20, v1::VERDICT_COMPLETE, "dcp", 77), Found(10, v1::VERDICT_COMPLETE)});
+  EXPECT_EQ(SecondOf("a").resume(), "/ckpt/step_20");
+}
+
+TEST_F(CheckpointTest, ProgressIsTold) {
+  const JobId job = kit_.Submit(Spec(1));
+  Start(job, 0, {Found(100, v1::VERDICT_COMPLETE)});
+  EXPECT_EQ(kit_.Status(job).progress().newest().step(), 100) << "what it was given";
+  Progress(job, 0, 101, 110);
+  kit_.now += absl::Seconds(10);
+  Progress(job, 0, 101, 130, {Found(120, v1::VERDICT_COMPLETE)}, 5000);
+  const v1::Progress progress = kit_.Status(job).progress();
+  EXPECT_EQ(progress.first_step(), 101);
+  EXPECT_EQ(progress.step(), 130);
+  EXPECT_TRUE(progress.from_script());
+  EXPECT_DOUBLE_EQ(progress.steps_per_second(), 2);
+  EXPECT_EQ(progress.newest().step(), 120);
+  EXPECT_EQ(progress.free_bytes(), 5000u);
+  EXPECT_THAT(Alarms(job), IsEmpty());
+  kit_.Restart();
+  EXPECT_FALSE(kit_.Status(job).progress().has_step()) << "volatile";
+}
+
+TEST_F(CheckpointTest, SilentResetWarnsOrStops) {
+  for (const bool stop : {false, true}) {
+    v1::JobSpec spec = Spec(1);
+    spec.mutable_ckpt()->set_stop_on_reset(stop);
+    const JobId job = kit_.Submit(spec);
+    Start(job, 0, {Found(100, v1::VERDICT_COMPLETE)});
+    Progress(job, 0, 0, 3);
+    Progress(job, 0, 0, 4);
+    ASSERT_EQ(Alarms(job).size(), 1u);
+    EXPECT_THAT(Alarms(job)[0], HasSubstr("silent reset"));
+    EXPECT_EQ(kit_.Status(job).state(), stop ? v1::JOB_STATE_STOPPING : v1::JOB_STATE_RUNNING);
+    if (!stop) kit_.Stop(job);
+    v1::RankReport killed = CoreKit::Exit(0, 0, 15);
+    killed.set_after_stop(true);
+    kit_.Exited("a", job, 0, killed);
+    kit_.Gone("a", job, 0);
+    EXPECT_EQ(kit_.Status(job).state(), v1::JOB_STATE_STOPPED);
+  }
+}
+
+TEST_F(CheckpointTest, AResetIsSeenByCheckpointsTooButNeverStops) {
+  v1::JobSpec spec = Spec(1);
+  spec.mutable_ckpt()->set_stop_on_reset(true);
+  const JobId job = kit_.Submit(spec);
+  Start(job, 0, {Found(100, v1::VERDICT_COMPLETE)});
+  Progress(job, 0, 0, -1, {Found(10, v1::VERDICT_COMPLETE, "dcp", 900000)});
+  EXPECT_THAT(Alarms(job), ElementsAre(HasSubstr("its first new checkpoint is of step 10")));
+  EXPECT_EQ(kit_.Status(job).state(), v1::JOB_STATE_RUNNING);
+}
+
+TEST_F(CheckpointTest, NoNewCheckpointAndAFullDisk) {
+  const JobId job = kit_.Submit(Spec(1));
+  Start(job, 0, {});
+  const int64_t minute = 60'000'000'000;
+  std::vector<v1::CheckpointFinding> seen;
+  for (int64_t i = 1; i <= 4; ++i) seen.push_back(Found(i, v1::VERDICT_COMPLETE, "dcp", i * minute));
+  Progress(job, 0, 0, -1, seen, 2000);
+  EXPECT_DOUBLE_EQ(kit_.Status(job).progress().save_interval_s(), 60);
+  kit_.Run(absl::Seconds(170), {"a", "b"});
+  EXPECT_THAT(Alarms(job), IsEmpty());
+  kit_.Run(absl::Seconds(15), {"a", "b"});
+  EXPECT_THAT(Alarms(job), ElementsAre(HasSubstr("no new complete checkpoint for 3 min")));
+  Progress(job, 0, 0, -1, {Found(5, v1::VERDICT_COMPLETE, "dcp", 8 * minute)}, 900);
+  EXPECT_THAT(Alarms(job)[1], HasSubstr("will not fit"));
+  Progress(job, 0, 0, -1, {}, 0, "TMPDIR is on another file system than /ckpt");
+  EXPECT_THAT(Alarms(job)[2], HasSubstr("TMPDIR"));
+  EXPECT_EQ(kit_.Status(job).alarms(2).node(), "a");
+}
+
+TEST_F(CheckpointTest, SuspiciousSuccess) {
+  struct Case {
+    int64_t step;
+    bool suspicious;
+  };
+  for (const Case& c : {Case{940, true}, Case{960, false}, Case{-1, false}}) {
+    v1::JobSpec spec = Spec(1);
+    spec.mutable_ckpt()->set_last_step(1000);
+    const JobId job = kit_.Submit(spec);
+    Start(job, 0, {});
+    if (c.step >= 0) Progress(job, 0, 0, c.step);
+    kit_.Exited("a", job, 0, CoreKit::Exit(0, 0));
+    kit_.Gone("a", job, 0);
+    EXPECT_EQ(kit_.Status(job).state(), v1::JOB_STATE_SUCCEEDED);
+    EXPECT_EQ(Alarms(job).size(), c.suspicious ? 1u : 0u) << c.step;
+  }
+}
+
+TEST_F(CheckpointTest, SuccessWithoutAStepAfterABadCheckpointIsSuspicious) {
+  const JobId job = kit_.Submit(Spec(1));
+  Start(job, 0, {Found(40, v1::VERDICT_CORRUPT), Found(20, v1::VERDICT_COMPLETE)});
+  kit_.Exited("a", job, 0, CoreKit::Exit(0, 0));
+  kit_.Gone("a", job, 0);
+  EXPECT_THAT(Alarms(job)[1], HasSubstr("suspicious success"));
+}
+
+}  // namespace
+}  // namespace dgxrun::core
