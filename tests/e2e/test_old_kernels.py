@@ -13,7 +13,7 @@ import pytest
 
 from harness.modes import DevMode, LocalMode, ancestry
 from harness.process import stat
-from harness.upgrade import tests_folder
+from harness.upgrade import built_tests
 from harness.workspace import REPOSITORY
 from test_nothing_left import Job
 
@@ -32,13 +32,13 @@ class Kernel:
         words = [sys.executable, RUN]
         for name in self.deny:
             words += ["--deny", name]
+        for ending in self.hide:
+            words += ["--hide", ending, "--library", self.library]
         return [*words, *(["--no-v2"] if self.no_v2 else []), "--", *command]
 
     def set_up(self, workspace):
         workspace.host = self
-        if self.hide:
-            library = os.path.join(tests_folder(workspace), "libhide_files.so")
-            workspace.env.update(LD_PRELOAD=library, DGXRUN_TEST_HIDE=":".join(self.hide))
+        self.library = os.path.join(built_tests(workspace), "libhide_files.so")
         if self.no_cgroup:
             workspace.env["DGXRUN_NO_CGROUP"] = "1"
 
@@ -52,12 +52,20 @@ KERNELS = {
     "4.18": Kernel(deny=CALLS, hide=["/cgroup.kill"], no_v2=True, cgroup="v1"),
     "4.18-without-cgroups": Kernel(deny=CALLS, hide=["/cgroup.kill", "/children"], no_cgroup=True, cgroup="none"),
 }
-NEEDS_ROOT = {name for name, kernel in KERNELS.items() if kernel.no_v2 or kernel.cgroup == "v2"}
+NEEDS_ROOT = {name for name, kernel in KERNELS.items() if kernel.no_v2 or kernel.hide}
+# Each alone where every program of ours takes part; all together also in one process.
+CASES = [("dev", name) for name in KERNELS] + [("local", name) for name in KERNELS if name in ("all-calls", "4.18", "4.18-without-cgroups")]
 EACH_KERNEL = pytest.mark.parametrize(
-    "kernel", [pytest.param(one, id=name, marks=[pytest.mark.root] if name in NEEDS_ROOT else []) for name, one in KERNELS.items()])
+    ("mode", "kernel"),
+    [
+        pytest.param(mode, KERNELS[name], id=f"{mode}-{name}", marks=[pytest.mark.root] if name in NEEDS_ROOT else [])
+        for mode, name in CASES
+    ],
+    indirect=["mode"],
+)
 
 
-@pytest.fixture(params=["local", "dev"])
+@pytest.fixture
 def mode(request, workspace, leaks, kernel):
     kernel.set_up(workspace)
     made = {"local": LocalMode, "dev": DevMode}[request.param](workspace)

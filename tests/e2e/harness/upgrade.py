@@ -14,7 +14,7 @@ from harness.waiting import wait_until
 EVERYBODY = ("node1", "node2", "client")
 
 
-def tests_folder(workspace):
+def built_tests(workspace):
     """wire_proxy and wire_1_0.pb: beside the programs of a build, or in $DGXRUN_TESTS_BIN."""
     folder = os.environ.get("DGXRUN_TESTS_BIN") or os.path.join(os.path.dirname(workspace.bin), "tests")
     assert os.access(os.path.join(folder, "wire_proxy"), os.X_OK), f"{folder}/wire_proxy is missing: build target tests"
@@ -62,7 +62,7 @@ class UpgradeMode:
         return running
 
     def start_proxy(self, say):
-        tests = tests_folder(self.workspace)
+        tests = built_tests(self.workspace)
         proxy = self.start(
             "proxy", os.path.join(tests, "wire_proxy"), "--listen", f"unix:{self.proxy_socket}",
             "--dial", f"unix:{self.controller_socket}", "--wire", os.path.join(tests, "wire_1_0.pb"), "--say", say)
