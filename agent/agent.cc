@@ -15,6 +15,7 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <set>
 #include <thread>
 #include <variant>
 
@@ -23,13 +24,13 @@
 #include "agent/agent_store.h"
 #include "agent/explainer.h"
 #include "agent/file_tasks.h"
+#include "agent/grpc_line.h"
 #include "agent/link.h"
 #include "agent/owner_files.h"
 #include "agent/ports.h"
 #include "agent/prepare.h"
 #include "agent/shim_client.h"
 #include "agent/tail.h"
-#include "agent/tail_sender.h"
 #include "launcher/base/event_loop.h"
 #include "launcher/base/sys.h"
 #include "launcher/cgroup.h"
@@ -44,6 +45,10 @@ namespace {
 // A network file system that does not answer in this time is a reason to refuse, with the path in it.
 constexpr absl::Duration kPrepareLimit = absl::Seconds(30);
 constexpr absl::Duration kStartLimit = absl::Seconds(30);
+// Judging checkpoints ends earlier, so that what was judged until then still counts.
+constexpr absl::Duration kJudgeLimit = absl::Seconds(25);
+// A living shim says hello within milliseconds; one that was stopped must not keep the node away.
+constexpr absl::Duration kShimHelloLimit = absl::Seconds(1);
 // So many answers may be missing before the stream is given up and dialled again.
 constexpr int kMissedAnswers = 3;
 constexpr absl::Duration kMinSilence = absl::Seconds(1);  // a busy machine stalls for some 100 ms
@@ -84,7 +89,9 @@ class AgentImpl final : public Agent {
         explainer_(
             &loop_, &tasks_, options_.log_root,
             [this](const AttemptKey& key, v1::ShimMsg message) {
+              const bool hello = message.has_hello();
               Feed(ShimSaid{key, std::move(message)});
+              if (hello) Greeted(key);
             },
             [this](v1::ShimFinal final) { Feed(FinalFound{std::move(final)}); }) {}
 
@@ -98,6 +105,7 @@ class AgentImpl final : public Agent {
 
   absl::Status Begin();
   void Shutdown() override;
+  void StopEverything(absl::Duration grace, std::string reason, std::function<void()> gone) override;
 
  private:
   struct Starting {
@@ -109,6 +117,8 @@ class AgentImpl final : public Agent {
   absl::Status MakeFolders();
   void MakeParts(const NodeId& node, StoredState stored);
   void Restore();
+  void Greeted(const AttemptKey& shim);
+  void DialNow();
   void WatchChildren();
 
   // Inputs that come while actions are performed wait for their turn.
@@ -116,9 +126,10 @@ class AgentImpl final : public Agent {
   absl::Status Perform(Action& action);
   void Fail(const absl::Status& status);
   void CheckShutdown();
+  void CheckGone();
 
-  void Check(const v1::Prepare& prepare);
-  void Checked(const AttemptKey& key, v1::Prepared prepared);
+  void Check(v1::Prepare prepare);
+  void Checked(const std::pair<AttemptKey, std::string>& question, v1::Prepared prepared);
   void StartAttempt(StartShimFor& action);
   void FoldersMade(const AttemptKey& key, const absl::StatusOr<OwnerIds>& owner,
                    const absl::StatusOr<std::string>& log_dir);
@@ -148,7 +159,13 @@ class AgentImpl final : public Agent {
   bool performing_ = false;
   bool failed_ = false;
   bool shutting_down_ = false;
-  std::map<AttemptKey, EventLoop::TimerId> checking_;
+  std::function<void()> when_gone_;
+  std::set<AttemptKey> silent_shims_;  // living ones that have not said hello since the start
+  struct Checking {
+    EventLoop::TimerId limit = 0;
+    EventLoop::TimerId judge_limit = 0;
+  };
+  std::map<std::pair<AttemptKey, std::string>, Checking> checking_;  // by attempt and Prepare.resume
   std::map<AttemptKey, Starting> starting_;
   absl::Duration heartbeat_period_;
   EventLoop::TimerId heartbeat_ = 0;
@@ -179,6 +196,7 @@ void AgentImpl::MakeParts(const NodeId& node, StoredState stored) {
   core.agent_user = AccountName();
   core.expected_cluster_id = options_.expected_cluster_id;
   core.inventory = options_.inventory;
+  if (options_.peer) core.offer = options_.peer->offer;
   core.leases = options_.on_agent_gone == v1::ON_AGENT_GONE_LEASE;
   core_ = std::make_unique<AgentCore>(std::move(core), std::move(stored));
 
@@ -198,15 +216,16 @@ void AgentImpl::MakeParts(const NodeId& node, StoredState stored) {
   };
   shims_ = std::make_unique<ShimClient>(&loop_, &tasks_, std::move(shims), std::move(events));
 
-  tails_ = TailServer::Create(options_.node_name, options_.log_root,
-                              [bulk = options_.bulk](std::shared_ptr<LoopInbox> loop) {
-                                return MakeOutputSink(bulk, std::move(loop));
-                              });
+  const std::shared_ptr<ControllerLine> line =
+      options_.line != nullptr ? options_.line : MakeGrpcLine(options_.control, options_.bulk);
+  tails_ = TailServer::Create(options_.node_name, options_.log_root, [line](std::shared_ptr<LoopInbox> loop) {
+    return line->OpenOutput(std::move(loop));
+  });
   Link::Events link;
   link.on_up = [this] { Feed(LinkUp{}); };
   link.on_down = [this](const std::string& why) { LinkIsDown(why); };
   link.on_message = [this](v1::ControllerMsg message) { Feed(FromController{std::move(message)}); };
-  link_ = std::make_unique<Link>(&loop_, inbox_, options_.control, std::move(link));
+  link_ = std::make_unique<Link>(&loop_, inbox_, line, std::move(link));
 }
 
 absl::Status AgentImpl::Begin() {
@@ -233,10 +252,23 @@ void AgentImpl::Restore() {
   Feed(PortsFree{ports_.free()});
   ShimClient::Found found = shims_->Scan();
   const auto dial = [this, living = std::move(found.living), dead = std::move(found.dead)] {
+    if (options_.peer) silent_shims_.insert(living.begin(), living.end());
     Feed(Restored{living, dead});
-    if (!failed_) link_->Dial();
+    if (silent_shims_.empty()) return DialNow();
+    loop_.After(kShimHelloLimit, [this] { DialNow(); });
   };
   explainer_.Finals(std::move(found.finals), dial);
+}
+
+// A controller that starts empty learns from the first Hello how far the ranks are, so that waits for the
+// shims.
+void AgentImpl::Greeted(const AttemptKey& shim) {
+  if (silent_shims_.erase(shim) > 0 && silent_shims_.empty()) DialNow();
+}
+
+void AgentImpl::DialNow() {
+  silent_shims_.clear();
+  if (!failed_) link_->Dial();  // does nothing when it has dialled
 }
 
 void AgentImpl::WatchChildren() {
@@ -268,6 +300,19 @@ void AgentImpl::CheckShutdown() {
   if (shutting_down_ && (failed_ || !core_->welcomed() || core_->unacked().empty())) loop_.Quit();
 }
 
+void AgentImpl::StopEverything(absl::Duration grace, std::string reason, std::function<void()> gone) {
+  loop_.Post([this, grace, reason = std::move(reason), gone = std::move(gone)]() mutable {
+    when_gone_ = std::move(gone);
+    Feed(agent::StopEverything{static_cast<uint64_t>(absl::ToInt64Milliseconds(grace)), std::move(reason)});
+    CheckGone();  // Feed does nothing after a failure
+  });
+}
+
+void AgentImpl::CheckGone() {
+  if (when_gone_ == nullptr || (!failed_ && core_->AnythingLives())) return;
+  std::exchange(when_gone_, nullptr)();
+}
+
 void AgentImpl::Feed(decltype(Input::body) body) {
   if (failed_) return;
   inputs_.push_back(std::move(body));
@@ -285,6 +330,7 @@ void AgentImpl::Feed(decltype(Input::body) body) {
   }
   performing_ = false;
   CheckShutdown();
+  CheckGone();
 }
 
 // The store failed. Going on would send what is not kept; the next agent starts from the store and meets the
@@ -302,6 +348,8 @@ absl::Status AgentImpl::Perform(Action& action) {
           [&](StoreCluster& a) { return store_->Store(a); },
           [&](StoreJob& a) { return store_->Store(a); },
           [&](StoreReport& a) { return store_->Store(a); },
+          [&](StoreCapsule& a) { return store_->Store(a); },
+          [&](DropCapsule& a) { return store_->Store(a); },
           [&](DropReports& a) { return store_->Store(a); },
           [&](DropJob& a) { return store_->Store(a); },
           [&](Send& a) { return link_->Send(std::move(a.message)), absl::OkStatus(); },
@@ -358,30 +406,43 @@ void AgentImpl::LinkIsDown(const std::string& why) {
 
 // ---- Prepare ----
 
-void AgentImpl::Check(const v1::Prepare& prepare) {
+void AgentImpl::Check(v1::Prepare prepare) {
+  if (options_.peer) {
+    for (const v1::EnvVar& var : options_.peer->environment.vars()) {
+      if (var.name() == "PATH") prepare.set_path(var.value());
+    }
+  }
   const AttemptKey key{JobId(prepare.job_id()), AttemptNo(prepare.attempt())};
-  checking_[key] = loop_.After(kPrepareLimit, [this, key, cwd = prepare.cwd()] {
+  const std::pair<AttemptKey, std::string> question(key, prepare.resume());
+  const auto stop = std::make_shared<JudgeStop>();
+  Checking& checking = checking_[question];
+  loop_.Cancel(checking.limit);  // asked again while the answer was on its way
+  loop_.Cancel(checking.judge_limit);
+  checking.judge_limit = loop_.After(kJudgeLimit, [stop] { stop->Stop(); });
+  checking.limit = loop_.After(kPrepareLimit, [this, question, cwd = prepare.cwd()] {
     v1::Prepared late;
     late.add_errors(absl::StrCat("the checks of ", cwd, " did not end within ",
                                  absl::FormatDuration(kPrepareLimit), ": a file system hangs"));
-    Checked(key, std::move(late));
+    Checked(question, std::move(late));
   });
-  const bool running = tasks_.Run([this, key, prepare, policy = policy()]() -> std::function<void()> {
-    v1::Prepared prepared = CheckPrepare(prepare, policy);
-    return [this, key, prepared] { Checked(key, prepared); };
-  });
+  const bool running =
+      tasks_.Run([this, question, stop, prepare, policy = policy()]() -> std::function<void()> {
+        v1::Prepared prepared = CheckPrepare(prepare, policy, stop.get());
+        return [this, question, prepared] { Checked(question, prepared); };
+      });
   if (running) return;
   v1::Prepared refused;
   refused.add_errors("too many checks of other jobs hang on this node");
-  Checked(key, std::move(refused));
+  Checked(question, std::move(refused));
 }
 
-void AgentImpl::Checked(const AttemptKey& key, v1::Prepared prepared) {
-  auto it = checking_.find(key);
+void AgentImpl::Checked(const std::pair<AttemptKey, std::string>& question, v1::Prepared prepared) {
+  auto it = checking_.find(question);
   if (it == checking_.end()) return;  // it was answered without waiting
-  loop_.Cancel(it->second);
+  loop_.Cancel(it->second.limit);
+  loop_.Cancel(it->second.judge_limit);
   checking_.erase(it);
-  Feed(PreparedHere{key, std::move(prepared)});
+  Feed(PreparedHere{question.first, std::move(prepared), question.second});
 }
 
 // ---- Start ----
@@ -435,7 +496,8 @@ absl::Status AgentImpl::StartShim(const AttemptKey& key, Starting starting, cons
   start.set_attempt(key.attempt.value());
   start.mutable_plan()->mutable_owner()->set_uid(owner.uid);
   start.mutable_plan()->mutable_owner()->set_gid(owner.gid);
-  *start.mutable_environment() = std::move(*starting.launch.mutable_environment());
+  *start.mutable_environment() =
+      options_.peer ? options_.peer->environment : std::move(*starting.launch.mutable_environment());
   start.set_log_dir(log_dir);
   start.set_on_agent_gone(options_.on_agent_gone);
   start.set_lease_deadline_ns(starting.lease_deadline_ns);

@@ -2,8 +2,8 @@
 // log files. Decides nothing about jobs; agent_core.h holds what it does decide (what to refuse, what to
 // store, what to resend).
 //
-// Used by dgxrun-agent (a channel over the network or a unix socket) and by dgxrun in local mode (an
-// in-process channel): the same code.
+// Used by dgxrun-agent (a channel over the network or a unix socket) and by dgxrun in local mode (plain calls
+// in one process, controller_line.h): the same code.
 #ifndef DGXRUN_AGENT_AGENT_H_
 #define DGXRUN_AGENT_AGENT_H_
 
@@ -16,11 +16,23 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "dgxrun/v1/agent_link.pb.h"
 #include "dgxrun/v1/node.pb.h"
 #include "dgxrun/v1/shim.pb.h"
 #include "grpcpp/channel.h"
 
 namespace dgxrun {
+
+namespace agent {
+class ControllerLine;
+}
+
+// Peers mode: what the command of this node asks for, and what its ranks get in place of the submitter's
+// environment. The values go to the shim and nowhere else.
+struct PeerCommand {
+  v1::PeerOffer offer;
+  v1::Environment environment;
+};
 
 struct AgentOptions {
   std::string node_name;
@@ -37,10 +49,12 @@ struct AgentOptions {
   bool single_user = false;  // agent of an ordinary user, or local mode: ranks run as the agent's own account
   bool inherit_terminal = false;             // local mode, one rank
   std::optional<std::string> cgroup_parent;  // nullopt: what FindCgroupParent() says; "": none
+  std::optional<PeerCommand> peer;
   bool reap_children = false;  // dgxrun-agent: a subreaper that has blocked SIGCHLD in all threads
   // Two channels to the same controller with connections of their own: control, and bulk output.
   std::shared_ptr<grpc::Channel> control;
   std::shared_ptr<grpc::Channel> bulk;
+  std::shared_ptr<agent::ControllerLine> line;  // in place of the channels: a controller in this process
   // Called on the agent's thread when the agent cannot go on: the controller refused it for good
   // (FailedPrecondition), or its store failed (any other code). Shims live on until their leases end.
   std::function<void(const absl::Status&)> on_refused;
@@ -58,6 +72,10 @@ class Agent {
   // Ends the stream and the thread. Shims are left as they are: with ON_AGENT_GONE_KILL they kill their
   // ranks when they see the socket close. Waits at most kShutdownLimit for reports to be acknowledged.
   virtual void Shutdown() = 0;
+
+  // Stops all that lives here, whatever the controller says, and for good. `gone` is called once, on the
+  // agent's thread, when nothing lives.
+  virtual void StopEverything(absl::Duration grace, std::string reason, std::function<void()> gone) = 0;
 };
 
 }  // namespace dgxrun

@@ -23,6 +23,7 @@ AgentCore::AgentCore(AgentCoreOptions options, StoredState stored)
     : options_(std::move(options)),
       cluster_id_(stored.cluster_id),
       term_(stored.term),
+      capsules_(std::move(stored.capsules)),
       reports_(stored.reports, stored.last_report) {
   if (cluster_id_.empty()) cluster_id_ = options_.expected_cluster_id;
   for (const auto& [id, kept] : stored.jobs) {
@@ -35,6 +36,7 @@ AgentCore::AgentCore(AgentCoreOptions options, StoredState stored)
     Attempt& attempt = attempts_[{JobId(report.job_id()), AttemptNo(report.attempt())}];
     attempt.phase = v1::ATTEMPT_PHASE_GONE;
     attempt.gone_report = report.number();
+    if (options_.offer) attempt.gone = report.gone();
     for (const v1::RankReport& rank : report.gone().ranks()) attempt.ranks[rank.rank()] = rank;
   }
 }
@@ -66,6 +68,10 @@ void AgentCore::On(const LinkUp&, int64_t now_ns, Actions* out) {
   hello->set_oldest_unacked_report(reports_.oldest());
   for (uint32_t port : free_ports_) hello->add_free_ports(port);
   hello->set_agent_user(options_.agent_user);
+  if (options_.offer) *hello->mutable_offer() = *options_.offer;
+  for (const auto& [job, capsule] : capsules_) {
+    if (Lives({job, AttemptNo(capsule.attempt())})) *hello->add_capsules() = capsule;
+  }
   out->push_back(Send{std::move(message)});
 }
 
@@ -92,6 +98,9 @@ void AgentCore::On(const FromController& input, int64_t, Actions* out) {
   const v1::ControllerMsg& message = input.message;
   using Body = v1::ControllerMsg::BodyCase;
   const bool opening = message.body_case() == Body::kWelcome || message.body_case() == Body::kRefused;
+  // A controller that has just adopted the job of its nodes says who it is now.
+  const bool again = link_ == Link::kWelcomed && message.has_welcome() && message.welcome().peers();
+  if (again) return OnNewTerm(message.welcome(), out);
   if (link_ != (opening ? Link::kHelloSent : Link::kWelcomed)) {
     out->push_back(Note{absl::StrCat("message ", static_cast<int>(message.body_case()),
                                      " of the controller came out of turn and was ignored")});
@@ -125,6 +134,23 @@ void AgentCore::On(const FromController& input, int64_t, Actions* out) {
   }
 }
 
+bool AgentCore::ChangesCluster(const v1::Welcome& welcome) const {
+  return options_.offer.has_value() && welcome.peers() && welcome.cluster_id() != cluster_id_ &&
+         !AnythingLives();
+}
+
+void AgentCore::OnNewTerm(const v1::Welcome& welcome, Actions* out) {
+  const bool same = welcome.cluster_id() == cluster_id_ && welcome.term() >= term_;
+  if (!same && !ChangesCluster(welcome)) {
+    link_ = Link::kRefused;
+    out->push_back(CloseLink{"the controller became another cluster's while ranks live here", false});
+    return;
+  }
+  cluster_id_ = welcome.cluster_id();
+  term_ = welcome.term();
+  out->push_back(StoreCluster{cluster_id_, term_});
+}
+
 void AgentCore::OnWelcome(const v1::Welcome& welcome, Actions* out) {
   const auto refuse = [&](std::string reason, bool final) {
     link_ = Link::kRefused;
@@ -136,12 +162,13 @@ void AgentCore::OnWelcome(const v1::Welcome& welcome, Actions* out) {
                                options_.version.minor()),
                   true);
   }
-  if (!cluster_id_.empty() && welcome.cluster_id() != cluster_id_) {
+  const bool changes = ChangesCluster(welcome);
+  if (!changes && !cluster_id_.empty() && welcome.cluster_id() != cluster_id_) {
     return refuse(absl::StrCat("this node belongs to cluster ", cluster_id_, ", the controller to ",
                                welcome.cluster_id()),
-                  true);
+                  !options_.offer.has_value());  // a peer's ranks end with their lease, then it may come
   }
-  if (welcome.term() < term_) {
+  if (!changes && welcome.term() < term_) {
     // A controller that was replaced, or one with an old copy of its log: its successor may answer next.
     return refuse(absl::StrCat("the controller's term ", welcome.term(), " is below ", term_), false);
   }
@@ -219,6 +246,12 @@ void AgentCore::OnAck(const v1::ReportAck& ack, Actions* out) {
       break;
   }
   out->push_back(DropReports{ack.number()});
+  if (options_.offer) {
+    for (auto& [key, attempt] : attempts_) {
+      if (attempt.gone_report != 0 && attempt.gone_report <= ack.number()) attempt.acknowledged = true;
+    }
+    return;
+  }
   std::erase_if(attempts_, [&](const auto& entry) {
     return entry.second.gone_report != 0 && entry.second.gone_report <= ack.number();
   });
@@ -227,6 +260,7 @@ void AgentCore::OnAck(const v1::ReportAck& ack, Actions* out) {
 v1::Snapshot AgentCore::MakeSnapshot() const {
   v1::Snapshot snapshot;
   for (const auto& [key, attempt] : attempts_) {
+    if (attempt.acknowledged) continue;
     v1::AttemptSnapshot* entry = snapshot.add_attempts();
     entry->set_job_id(key.job.str());
     entry->set_attempt(key.attempt.value());

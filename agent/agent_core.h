@@ -16,7 +16,12 @@
 //   - For each job: `launched` and `tombstone` only grow. A Launch below `launched` or at most `tombstone` is
 //     refused with a report. A Launch above a living attempt waits until that one is gone.
 //   - AttemptGone is reported once per attempt, and only when nothing of the attempt lives here.
-//   - The term never falls; the cluster id never changes once known.
+//   - The term never falls; the cluster id never changes once known. (Peers mode: both follow the controller
+//   while
+//     nothing lives here, since a cluster lives no longer than its job.)
+//   - Peers mode: a controller may have been replaced by one that knows only what agents tell it. So capsules
+//   are
+//     stored before the launch, and what is gone is kept, acknowledged or not, until its job goes on or ends.
 //   - A lease is never renewed further than (sending time of an answered heartbeat) + isolation timeout.
 #ifndef DGXRUN_AGENT_AGENT_CORE_H_
 #define DGXRUN_AGENT_AGENT_CORE_H_
@@ -46,7 +51,8 @@ struct AgentCoreOptions {
   std::string agent_user;
   std::string expected_cluster_id;  // empty: the stored one, or the first that answers
   v1::Inventory inventory;
-  bool leases = true;  // ON_AGENT_GONE_LEASE: shims live only as long as we are in touch
+  std::optional<v1::PeerOffer> offer;  // peers mode
+  bool leases = true;                  // ON_AGENT_GONE_LEASE: shims live only as long as we are in touch
 };
 
 // What is kept of a job. Attempt numbers are int64 so that -1 can say "none yet".
@@ -65,6 +71,7 @@ struct StoredState {
   std::string cluster_id;
   uint64_t term = 0;
   std::map<JobId, StoredJob> jobs;
+  std::map<JobId, v1::JobCapsule> capsules;
   std::vector<v1::Report> reports;
   uint64_t last_report = 0;
 };
@@ -96,6 +103,7 @@ struct PortsFree {  // reserved ports that no attempt uses, whenever they change
 struct PreparedHere {  // answer to CheckPaths
   AttemptKey key;
   v1::Prepared prepared;
+  std::string resume;  // of the Prepare
 };
 struct StartFailed {  // answer to StartShimFor, when no shim came to life: nothing of the attempt runs
   AttemptKey key;
@@ -111,6 +119,10 @@ struct ShimDisconnected {  // its socket closed; a ShimSaid(hello), FinalFound o
 struct FinalFound {  // the shim is dead and left its events
   v1::ShimFinal final;
 };
+struct StopEverything {  // the command of this node leaves (peers mode): nothing may stay behind it
+  uint64_t grace_ms = 0;
+  std::string reason;
+};
 struct StraysGone {  // answer to Sweep, or a shim that died without a final file: nothing is left
   AttemptKey key;
   std::string detail;
@@ -119,7 +131,7 @@ struct StraysGone {  // answer to Sweep, or a shim that died without a final fil
 struct Input {
   int64_t now_ns = 0;
   std::variant<Restored, LinkUp, LinkDown, FromController, HeartbeatDue, PortsFree, PreparedHere, StartFailed,
-               ShimSaid, ShimDisconnected, FinalFound, StraysGone>
+               ShimSaid, ShimDisconnected, FinalFound, StraysGone, StopEverything>
       body;
 };
 
@@ -137,6 +149,12 @@ struct StoreJob {
 struct StoreReport {
   v1::Report report;
   StoredJob stored;
+};
+struct StoreCapsule {  // in place of an older one of the job
+  v1::JobCapsule capsule;
+};
+struct DropCapsule {
+  JobId job;
 };
 struct DropReports {
   uint64_t up_to = 0;
@@ -186,9 +204,9 @@ struct Note {  // for the agent's own log; a peer said something that has no pla
   std::string text;
 };
 
-using Action = std::variant<StoreCluster, StoreJob, StoreReport, DropReports, DropJob, Send, SetHeartbeat,
-                            CloseLink, CheckPaths, StartShimFor, ToShim, Sweep, AttemptEnded, ForgetJob,
-                            StartTail, CancelTail, Note>;
+using Action = std::variant<StoreCluster, StoreJob, StoreReport, StoreCapsule, DropCapsule, DropReports,
+                            DropJob, Send, SetHeartbeat, CloseLink, CheckPaths, StartShimFor, ToShim, Sweep,
+                            AttemptEnded, ForgetJob, StartTail, CancelTail, Note>;
 using Actions = std::vector<Action>;
 
 class AgentCore {
@@ -208,6 +226,7 @@ class AgentCore {
   bool welcomed() const { return link_ == Link::kWelcomed; }
   int64_t in_touch_ns() const { return in_touch_ns_; }  // 0: never
   bool Lives(const AttemptKey& key) const;
+  bool AnythingLives() const;
   const std::deque<v1::Report>& unacked() const { return reports_.unacked(); }
   const std::string& cluster_id() const { return cluster_id_; }
   uint64_t term() const { return term_; }
@@ -221,12 +240,15 @@ class AgentCore {
     std::map<uint32_t, v1::RankReport> ranks;
     std::optional<v1::ShimStop> stop;  // last Stop, said again after a hello
     uint64_t gone_report = 0;          // number of its AttemptGone; 0 while it lives
+    v1::AttemptGone gone;              // peers mode: what was said in it
+    bool acknowledged = false;  // peers mode: the gone was; the next controller may have to be told again
   };
   struct Job {
     StoredJob stored;
     std::optional<v1::Launch> waiting;  // until the attempts below it are gone
     int64_t owed_gone = -1;             // a Stop of an attempt that never ran, while a lower one lives
     int64_t checking = -1;              // attempt of a CheckPaths without answer
+    std::string checking_resume;        // and which of its two questions: Prepare.resume
     int64_t refused = -1;               // attempt whose start failed here
     bool forget = false;                // Forget came while something lived
   };
@@ -243,8 +265,10 @@ class AgentCore {
   void On(const ShimDisconnected& input, int64_t now_ns, Actions* out);
   void On(const FinalFound& input, int64_t now_ns, Actions* out);
   void On(const StraysGone& input, int64_t now_ns, Actions* out);
+  void On(const StopEverything& input, int64_t now_ns, Actions* out);
 
   void OnWelcome(const v1::Welcome& welcome, Actions* out);
+  void OnNewTerm(const v1::Welcome& welcome, Actions* out);
   void OnRefused(const v1::Refused& refused, Actions* out);
   void OnAnswer(const v1::HeartbeatAnswer& answer, Actions* out);
   void OnAck(const v1::ReportAck& ack, Actions* out);
@@ -262,6 +286,8 @@ class AgentCore {
   void StopLiving(const AttemptKey& key, Attempt* attempt, const v1::ShimStop& stop, Actions* out);
   void Gone(const AttemptKey& key, v1::AttemptGone gone, uint64_t shim_event, Actions* out);
   void AfterGone(const JobId& job, Actions* out);
+  void TellGoneAgain(const AttemptKey& key, Actions* out);
+  bool ChangesCluster(const v1::Welcome& welcome) const;
   void FinishForget(const JobId& job, Actions* out);
   void Refuse(const AttemptKey& key, const std::string& reason, Actions* out);
   void AddReport(const AttemptKey& key, v1::Report report, Actions* out);
@@ -276,6 +302,7 @@ class AgentCore {
   uint64_t term_ = 0;
   std::map<JobId, Job> jobs_;
   std::deque<JobId> forgotten_;  // oldest first
+  std::map<JobId, v1::JobCapsule> capsules_;
   std::map<AttemptKey, Attempt> attempts_;
   ReportLog reports_;
   std::vector<uint32_t> free_ports_;

@@ -32,6 +32,11 @@ bool AgentCore::Lives(const AttemptKey& key) const {
   return it != attempts_.end() && it->second.phase != v1::ATTEMPT_PHASE_GONE;
 }
 
+bool AgentCore::AnythingLives() const {
+  return std::any_of(attempts_.begin(), attempts_.end(),
+                     [](const auto& entry) { return entry.second.phase != v1::ATTEMPT_PHASE_GONE; });
+}
+
 bool AgentCore::AnyLives(const JobId& job, int64_t up_to) const {
   for (auto it = attempts_.lower_bound({job, AttemptNo(0)}); it != attempts_.end() && it->first.job == job;
        ++it) {
@@ -53,17 +58,25 @@ void AgentCore::OnPrepare(const v1::Prepare& prepare, Actions* out) {
   if (TooOld(job, Number(key.attempt))) {
     return Refuse(key, absl::StrCat("attempt ", prepare.attempt(), " was stopped or replaced here"), out);
   }
-  // Asked again after a reconnect: the answer is on its way.
-  if (job.checking == Number(key.attempt) ||
-      reports_.Has(key.job.str(), key.attempt.value(), v1::Report::kPrepared))
-    return;
+  // Asked again after a reconnect: the answer is on its way. An answer to the first question is none to the
+  // second one.
+  if (job.checking == Number(key.attempt) && job.checking_resume == prepare.resume()) return;
+  const bool answered = std::any_of(
+      reports_.unacked().begin(), reports_.unacked().end(), [&](const v1::Report& report) {
+        return report.has_prepared() && report.job_id() == key.job.str() &&
+               report.attempt() == key.attempt.value() &&
+               (prepare.resume().empty() || (report.prepared().findings_size() == 0 &&
+                                             report.prepared().checkpoint().path() == prepare.resume()));
+      });
+  if (answered) return;
   job.checking = Number(key.attempt);
+  job.checking_resume = prepare.resume();
   out->push_back(CheckPaths{prepare});
 }
 
 void AgentCore::On(const PreparedHere& input, int64_t, Actions* out) {
   Job& job = jobs_[input.key.job];
-  if (job.checking != Number(input.key.attempt)) return;  // a later Prepare replaced it
+  if (job.checking != Number(input.key.attempt) || job.checking_resume != input.resume) return;  // replaced
   job.checking = -1;
   if (TooOld(job, Number(input.key.attempt))) return;  // stopped meanwhile; its gone was reported
   v1::Report report;
@@ -83,6 +96,7 @@ void AgentCore::OnLaunch(const v1::Launch& launch, Actions* out) {
   const AttemptKey key{JobId(launch.job_id()), AttemptNo(launch.attempt())};
   Job& job = jobs_[key.job];
   const int64_t number = Number(key.attempt);
+  if (options_.offer && number <= job.stored.gone) return TellGoneAgain(key, out);
   if (TooOld(job, number)) {
     return Refuse(key, absl::StrCat("attempt ", number, " was stopped or replaced here"), out);
   }
@@ -113,6 +127,13 @@ void AgentCore::Start(const v1::Launch& launch, Actions* out) {
   job.stored.launched = Number(key.attempt);
   job.stored.last_event = 0;
   out->push_back(StoreJob{key.job, job.stored});
+  std::erase_if(attempts_, [&](const auto& entry) {
+    return entry.first.job == key.job && entry.second.acknowledged;  // the job goes on: history
+  });
+  if (launch.has_capsule()) {
+    capsules_[key.job] = launch.capsule();
+    out->push_back(StoreCapsule{launch.capsule()});
+  }
   Attempt attempt;
   attempt.first_connection = true;
   attempts_[key] = std::move(attempt);
@@ -158,7 +179,8 @@ void AgentCore::OnStop(const v1::StopAttempt& stop, Actions* out) {
     if (attempt.phase == v1::ATTEMPT_PHASE_GONE) continue;
     StopLiving(other, &attempt, MakeStop(stop.grace_ms(), stop.reason()), out);
   }
-  if (number <= job.stored.gone || Lives(key)) return;  // reported, or the shim will say it
+  if (number <= job.stored.gone) return TellGoneAgain(key, out);
+  if (Lives(key)) return;  // the shim will say it
   if (AnyLives(key.job, number)) {
     job.owed_gone = std::max(job.owed_gone, number);
     return;
@@ -186,6 +208,9 @@ void AgentCore::FinishForget(const JobId& id, Actions* out) {
   job.waiting.reset();
   job.checking = -1;
   job.forget = false;
+  std::erase_if(attempts_,
+                [&](const auto& entry) { return entry.first.job == id && entry.second.acknowledged; });
+  if (capsules_.erase(id) > 0) out->push_back(DropCapsule{id});
   out->push_back(StoreJob{id, job.stored});
   out->push_back(ForgetJob{id});
   if (std::find(forgotten_.begin(), forgotten_.end(), id) == forgotten_.end()) forgotten_.push_back(id);
@@ -347,6 +372,7 @@ void AgentCore::Gone(const AttemptKey& key, v1::AttemptGone gone, uint64_t shim_
   Attempt& attempt = attempts_[key];
   for (const v1::RankReport& rank : gone.ranks()) attempt.ranks[rank.rank()] = rank;
   attempt.phase = v1::ATTEMPT_PHASE_GONE;
+  if (options_.offer) attempt.gone = gone;
   job.stored.gone = std::max(job.stored.gone, Number(key.attempt));
   v1::Report report;
   *report.mutable_gone() = std::move(gone);
@@ -359,6 +385,20 @@ void AgentCore::Gone(const AttemptKey& key, v1::AttemptGone gone, uint64_t shim_
   }
   out->push_back(AttemptEnded{key});
   AfterGone(key.job, out);
+}
+
+// The controller asks for an attempt that is gone. Where the report of that is still on its way, it says so;
+// else an earlier controller had it, and took it along.
+void AgentCore::TellGoneAgain(const AttemptKey& key, Actions* out) {
+  if (!options_.offer || reports_.Has(key.job.str(), key.attempt.value(), v1::Report::kGone)) return;
+  v1::Report report;
+  report.mutable_gone()->set_detail("its end was told to a controller that is gone");
+  auto known = attempts_.find(key);
+  if (known != attempts_.end()) *report.mutable_gone() = known->second.gone;
+  AddReport(key, std::move(report), out);
+  if (known == attempts_.end()) return;
+  known->second.gone_report = reports_.last();
+  known->second.acknowledged = false;
 }
 
 void AgentCore::AfterGone(const JobId& id, Actions* out) {
@@ -397,6 +437,17 @@ void AgentCore::On(const FinalFound& input, int64_t, Actions* out) {
   gone.set_detail("the shim's final file tells no end");
   gone.set_log_dir(final.log_dir());
   Gone(key, std::move(gone), 0, out);
+}
+
+void AgentCore::On(const StopEverything& input, int64_t, Actions* out) {
+  for (auto& [key, attempt] : attempts_) {
+    if (attempt.phase == v1::ATTEMPT_PHASE_GONE) continue;
+    Job& job = jobs_[key.job];
+    job.waiting.reset();
+    job.stored.tombstone = std::max(job.stored.tombstone, Number(key.attempt));
+    out->push_back(StoreJob{key.job, job.stored});
+    StopLiving(key, &attempt, MakeStop(input.grace_ms, input.reason), out);
+  }
 }
 
 void AgentCore::On(const StraysGone& input, int64_t, Actions* out) {

@@ -28,6 +28,7 @@ CREATE TABLE IF NOT EXISTS meta(key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHO
 CREATE TABLE IF NOT EXISTS attempts(job TEXT PRIMARY KEY, highest INTEGER NOT NULL, tombstone INTEGER NOT NULL,
   gone INTEGER NOT NULL, last_event INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS reports(number INTEGER PRIMARY KEY, bytes BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS capsules(job TEXT PRIMARY KEY, bytes BLOB NOT NULL) WITHOUT ROWID;
 )sql";
 
 // One prepared statement; every bind and step is checked at Run or Next.
@@ -229,6 +230,15 @@ absl::StatusOr<StoredState> AgentStore::Load() {
     state.reports.push_back(std::move(report));
   }
   if (!reports.ok()) return Failed(db_, path_);
+  Statement capsules(db_, "SELECT job, bytes FROM capsules");
+  while (capsules.Next()) {
+    v1::JobCapsule& capsule = state.capsules[JobId(capsules.BytesAt(0))];
+    if (!capsule.ParseFromString(capsules.BytesAt(1))) {
+      return absl::DataLossError(
+          absl::StrCat(path_, ": the capsule of ", capsules.BytesAt(0), " is damaged"));
+    }
+  }
+  if (!capsules.ok()) return Failed(db_, path_);
   return state;
 }
 
@@ -257,6 +267,17 @@ absl::Status AgentStore::Store(const StoreReport& action) {
   Statement last(db_, "INSERT OR REPLACE INTO meta VALUES('last_report', ?)");
   if (!last.Text(absl::StrCat(number)).Run()) return Failed(db_, path_);
   return transaction.Commit() ? absl::OkStatus() : Failed(db_, path_);
+}
+
+absl::Status AgentStore::Store(const StoreCapsule& action) {
+  Statement write(db_, "INSERT OR REPLACE INTO capsules VALUES(?, ?)");
+  write.Text(action.capsule.job_id()).Blob(action.capsule.SerializeAsString());
+  return write.Run() ? absl::OkStatus() : Failed(db_, path_);
+}
+
+absl::Status AgentStore::Store(const DropCapsule& action) {
+  Statement drop(db_, "DELETE FROM capsules WHERE job = ?");
+  return drop.Text(action.job.str()).Run() ? absl::OkStatus() : Failed(db_, path_);
 }
 
 absl::Status AgentStore::Store(const DropReports& action) {

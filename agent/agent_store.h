@@ -34,6 +34,8 @@ class AgentStore {
   absl::Status Store(const StoreCluster& action);
   absl::Status Store(const StoreJob& action);
   absl::Status Store(const StoreReport& action);
+  absl::Status Store(const StoreCapsule& action);
+  absl::Status Store(const DropCapsule& action);
   absl::Status Store(const DropReports& action);
   absl::Status Store(const DropJob& action);
 

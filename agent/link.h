@@ -5,7 +5,8 @@
 // A stream counts as up as soon as it is begun; what is sent before the connection is there waits in it. A
 // stream on which nothing was heard for `silence` is given up, so that a Hello is never older than that.
 //
-// Loop's thread only. gRPC's callbacks come back through the inbox, tagged with the stream they belong to.
+// Loop's thread only. The line's callbacks come back through the inbox, tagged with the stream they belong
+// to: they may come after the Link is gone, when the inbox is closed.
 #ifndef DGXRUN_AGENT_LINK_H_
 #define DGXRUN_AGENT_LINK_H_
 
@@ -16,14 +17,12 @@
 
 #include "absl/random/random.h"
 #include "absl/time/time.h"
+#include "agent/controller_line.h"
 #include "agent/loop_inbox.h"
 #include "dgxrun/v1/agent_link.pb.h"
-#include "grpcpp/channel.h"
 #include "launcher/base/event_loop.h"
 
 namespace dgxrun::agent {
-
-class LinkCall;
 
 class Link {
  public:
@@ -41,7 +40,7 @@ class Link {
     std::function<void(v1::ControllerMsg)> on_message;
   };
 
-  Link(EventLoop* loop, std::shared_ptr<LoopInbox> inbox, std::shared_ptr<grpc::Channel> channel,
+  Link(EventLoop* loop, std::shared_ptr<LoopInbox> inbox, std::shared_ptr<ControllerLine> line,
        Events events);
   ~Link();  // breaks the stream off
   Link(const Link&) = delete;
@@ -54,7 +53,6 @@ class Link {
   void SetSilence(absl::Duration silence) { silence_ = silence; }
 
  private:
-  friend class LinkCall;
   void OnMessage(uint64_t stream, v1::ControllerMsg message);
   void OnClosed(uint64_t stream, const std::string& why);
   void Down(const std::string& why);
@@ -62,10 +60,10 @@ class Link {
 
   EventLoop* const loop_;
   const std::shared_ptr<LoopInbox> inbox_;
-  const std::shared_ptr<grpc::Channel> channel_;
+  const std::shared_ptr<ControllerLine> line_;
   const Events events_;
-  LinkCall* call_ = nullptr;  // null: down
-  uint64_t stream_ = 0;       // of call_
+  std::unique_ptr<ControlStream> call_;  // null: down
+  uint64_t stream_ = 0;                  // of call_
   bool final_ = false;
   absl::Duration backoff_ = kFirstBackoff;
   absl::Duration silence_ = kWelcomeLimit;

@@ -18,10 +18,12 @@ absl::Status Errno(const char* what, uint32_t port) {
 }
 
 absl::Status Bind(const UniqueFd& socket, const sockaddr* address, socklen_t size, uint32_t port) {
+  // Bound before SO_REUSEADDR is set, so that another holder of the same range (a second agent on the
+  // machine) does not get the port too; a server that comes later does, since both sockets have it then.
+  if (bind(socket.get(), address, size) != 0) return Errno("bind", port);
   const int on = 1;
   if (setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) != 0)
     return Errno("SO_REUSEADDR", port);
-  if (bind(socket.get(), address, size) != 0) return Errno("bind", port);
   return absl::OkStatus();
 }
 

@@ -13,7 +13,6 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "agent/ckpt_scan.h"
 #include "agent/utf8.h"
 
 namespace dgxrun::agent {
@@ -63,7 +62,7 @@ std::optional<std::string> ProgramProblem(const v1::Prepare& prepare) {
 
 }  // namespace
 
-v1::Prepared CheckPrepare(const v1::Prepare& prepare, const OwnerPolicy& policy) {
+v1::Prepared CheckPrepare(const v1::Prepare& prepare, const OwnerPolicy& policy, JudgeStop* stop) {
   v1::Prepared prepared;
   const auto fail = [&](const std::string& line) { prepared.add_errors(ToPrintable(line)); };
   const absl::StatusOr<OwnerIds> owner = ResolveOwner(prepare.owner(), policy);
@@ -74,6 +73,11 @@ v1::Prepared CheckPrepare(const v1::Prepare& prepare, const OwnerPolicy& policy)
   const OwnerScope scope(*owner);
   if (!scope.ok()) {
     fail(absl::StrCat("the agent cannot act as ", owner->user));
+    return prepared;
+  }
+  if (!prepare.resume().empty()) {
+    PutInOrder(prepare, stop, &prepared);
+    for (std::string& note : *prepared.mutable_notes()) note = ToPrintable(note);
     return prepared;
   }
   if (const int error = FolderError(prepare.cwd()); error != 0) {
@@ -88,11 +92,8 @@ v1::Prepared CheckPrepare(const v1::Prepare& prepare, const OwnerPolicy& policy)
     if (const std::optional<std::string> problem = ProgramProblem(prepare)) fail(*problem);
   }
   if (!prepare.ckpt_dir().empty()) {
-    const absl::StatusOr<std::optional<v1::Checkpoint>> newest = NewestCheckpoint(prepare.ckpt_dir());
-    if (!newest.ok()) {
-      fail(std::string(newest.status().message()));
-    } else if (newest->has_value()) {
-      *prepared.mutable_checkpoint() = **newest;
+    if (absl::Status found = FindCheckpoints(prepare, stop, &prepared); !found.ok()) {
+      fail(std::string(found.message()));
     }
   }
   return prepared;

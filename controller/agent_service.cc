@@ -30,6 +30,23 @@ class RefusedStream : public grpc::ServerBidiReactor<v1::AgentMsg, v1::Controlle
 
 }  // namespace
 
+absl::Status CheckHello(const v1::Hello& hello) {
+  absl::Status fits = CheckWireVersion(hello.version(), absl::StrCat("the agent of ", hello.node_name()));
+  if (!fits.ok()) return fits;
+  if (!IsValidName(hello.node_id())) return absl::InvalidArgumentError("the hello has no node id");
+  if (!IsValidName(hello.node_name())) {
+    return absl::InvalidArgumentError(absl::StrCat("\"", hello.node_name(), "\" is no node name"));
+  }
+  return absl::OkStatus();
+}
+
+v1::ControllerMsg Refusal(const absl::Status& why) {
+  v1::ControllerMsg message;
+  message.mutable_refused()->set_reason(std::string(why.message()));
+  message.mutable_refused()->set_final(true);
+  return message;
+}
+
 void AgentStream::Start() {
   self_ = shared_from_this();
   std::weak_ptr<AgentStream> weak = self_;
@@ -151,17 +168,8 @@ void AgentStream::ReadOn() {
 }
 
 bool AgentStream::HandleHello(const v1::Hello& hello) {
-  absl::Status fits = CheckWireVersion(hello.version(), absl::StrCat("the agent of ", hello.node_name()));
-  if (fits.ok() && !IsValidName(hello.node_id()))
-    fits = absl::InvalidArgumentError("the hello has no node id");
-  if (fits.ok() && !IsValidName(hello.node_name())) {
-    fits = absl::InvalidArgumentError(absl::StrCat("\"", hello.node_name(), "\" is no node name"));
-  }
-  if (!fits.ok()) {
-    v1::ControllerMsg message;
-    message.mutable_refused()->set_reason(std::string(fits.message()));
-    message.mutable_refused()->set_final(true);
-    Send(std::move(message), true);
+  if (absl::Status fits = CheckHello(hello); !fits.ok()) {
+    Send(Refusal(fits), true);
     return false;
   }
   node_ = NodeId(hello.node_id());
@@ -206,7 +214,7 @@ grpc::ServerBidiReactor<v1::AgentMsg, v1::ControllerMsg>* AgentService::Connect(
     grpc::CallbackServerContext* context) {
   absl::Status allowed = peers_->CheckAgent(*context);
   if (!allowed.ok()) return new RefusedStream(allowed);
-  auto stream = std::make_shared<AgentStream>(this, context, next_connection_++, Peers::AddressOf(*context));
+  auto stream = std::make_shared<AgentStream>(this, context, NextConnection(), Peers::AddressOf(*context));
   {
     std::lock_guard<std::mutex> lock(mutex_);
     int& from = streams_from_[Peers::AddressOf(*context)];
@@ -225,8 +233,13 @@ grpc::ServerReadReactor<v1::OutputChunk>* AgentService::Output(grpc::CallbackSer
   return tails_->NewOutput(context, peers_->CheckAgent(*context));
 }
 
-void AgentService::Greeted(const std::shared_ptr<AgentStream>& stream, const NodeId& node) {
-  std::shared_ptr<AgentStream> older;
+void AgentService::Add(const std::shared_ptr<NodeStream>& stream) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  streams_[stream->connection()] = stream;
+}
+
+void AgentService::Greeted(const std::shared_ptr<NodeStream>& stream, const NodeId& node) {
+  std::shared_ptr<NodeStream> older;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     core::ConnectionId& newest = by_node_[node];
@@ -252,7 +265,7 @@ void AgentService::Ended(core::ConnectionId connection, const NodeId& node, cons
 }
 
 void AgentService::SendOn(core::ConnectionId connection, v1::ControllerMsg message, bool last) {
-  std::shared_ptr<AgentStream> stream;
+  std::shared_ptr<NodeStream> stream;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     auto it = streams_.find(connection);
@@ -263,7 +276,7 @@ void AgentService::SendOn(core::ConnectionId connection, v1::ControllerMsg messa
 }
 
 void AgentService::CloseAllStreams() {
-  std::vector<std::shared_ptr<AgentStream>> all;
+  std::vector<std::shared_ptr<NodeStream>> all;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     for (auto& [connection, stream] : streams_) all.push_back(stream);
@@ -272,7 +285,7 @@ void AgentService::CloseAllStreams() {
 }
 
 bool AgentService::SendTo(const NodeId& node, v1::ControllerMsg message) {
-  std::shared_ptr<AgentStream> stream;
+  std::shared_ptr<NodeStream> stream;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     auto newest = by_node_.find(node);

@@ -16,6 +16,7 @@
 #include <mutex>
 #include <string>
 
+#include "controller/node_stream.h"
 #include "controller/outbox.h"
 #include "controller/peers.h"
 #include "dgxrun/v1/agent_link.grpc.pb.h"
@@ -23,7 +24,6 @@
 
 namespace dgxrun {
 
-class AgentStream;
 class TailRouter;
 
 class AgentService : public v1::AgentLink::CallbackService, public NodeStreams {
@@ -41,6 +41,13 @@ class AgentService : public v1::AgentLink::CallbackService, public NodeStreams {
   // To the node's welcomed stream; false when it has none.
   bool SendTo(const NodeId& node, v1::ControllerMsg message);
 
+  // For the streams themselves, of either kind: Add before the first message, Greeted at a good hello, Ended
+  // once.
+  core::ConnectionId NextConnection() { return next_connection_++; }
+  void Add(const std::shared_ptr<NodeStream>& stream);
+  void Greeted(const std::shared_ptr<NodeStream>& stream, const NodeId& node);
+  void Ended(core::ConnectionId connection, const NodeId& node, const std::string& peer_address);
+
   grpc::ServerBidiReactor<v1::AgentMsg, v1::ControllerMsg>* Connect(
       grpc::CallbackServerContext* context) override;
   grpc::ServerReadReactor<v1::OutputChunk>* Output(grpc::CallbackServerContext* context,
@@ -48,8 +55,6 @@ class AgentService : public v1::AgentLink::CallbackService, public NodeStreams {
 
  private:
   friend class AgentStream;
-  void Greeted(const std::shared_ptr<AgentStream>& stream, const NodeId& node);
-  void Ended(core::ConnectionId connection, const NodeId& node, const std::string& peer_address);
 
   EventLoop* const loop_;
   Peers* const peers_;
@@ -57,9 +62,9 @@ class AgentService : public v1::AgentLink::CallbackService, public NodeStreams {
   TailRouter* tails_ = nullptr;
   std::atomic<core::ConnectionId> next_connection_{1};
   std::mutex mutex_;
-  std::map<core::ConnectionId, std::shared_ptr<AgentStream>> streams_;  // under mutex_
-  std::map<NodeId, core::ConnectionId> by_node_;                        // under mutex_; the newest greeted
-  std::map<std::string, int> streams_from_;                             // under mutex_; by peer address
+  std::map<core::ConnectionId, std::shared_ptr<NodeStream>> streams_;  // under mutex_
+  std::map<NodeId, core::ConnectionId> by_node_;                       // under mutex_; the newest greeted
+  std::map<std::string, int> streams_from_;                            // under mutex_; by peer address
 };
 
 }  // namespace dgxrun

@@ -1,5 +1,5 @@
-// The controller's end of one agent's Connect stream; see agent_service.h for its states. Keeps itself
-// alive until gRPC is done with it.
+// The controller's end of one agent's Connect stream over gRPC; see agent_service.h for its states. Keeps
+// itself alive until gRPC is done with it.
 #ifndef DGXRUN_CONTROLLER_AGENT_STREAM_H_
 #define DGXRUN_CONTROLLER_AGENT_STREAM_H_
 
@@ -9,10 +9,12 @@
 #include <string>
 
 #include "controller/agent_service.h"
+#include "controller/node_stream.h"
 
 namespace dgxrun {
 
 class AgentStream : public grpc::ServerBidiReactor<v1::AgentMsg, v1::ControllerMsg>,
+                    public NodeStream,
                     public std::enable_shared_from_this<AgentStream> {
  public:
   AgentStream(AgentService* service, grpc::CallbackServerContext* context, core::ConnectionId connection,
@@ -23,11 +25,11 @@ class AgentStream : public grpc::ServerBidiReactor<v1::AgentMsg, v1::ControllerM
         peer_address_(std::move(peer_address)) {}
 
   void Start();  // once, when the service knows it
-  core::ConnectionId connection() const { return connection_; }
-  bool welcomed();
+  core::ConnectionId connection() const override { return connection_; }
+  bool welcomed() override;
 
-  void Send(v1::ControllerMsg message, bool last);
-  void Cancel();  // the connection ends without a word
+  void Send(v1::ControllerMsg message, bool last) override;
+  void Cancel() override;
 
   void OnReadDone(bool ok) override;
   void OnWriteDone(bool ok) override;

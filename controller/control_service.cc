@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "controller/list_stream.h"
 #include "controller/logs_stream.h"
-#include "openssl/sha.h"
+#include "controller/sha256.h"
 #include "proto/rpc/status.h"
 #include "proto/rpc/wire_version.h"
 
@@ -75,9 +75,9 @@ absl::Status CheckEnvironment(const v1::Environment& environment) {
 }
 
 std::string Sha256Hex(const std::string& bytes) {
-  unsigned char digest[SHA256_DIGEST_LENGTH];
-  SHA256(reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size(), digest);
-  return absl::BytesToHexString(absl::string_view(reinterpret_cast<const char*>(digest), sizeof digest));
+  const auto digest = Sha256(bytes);
+  return absl::BytesToHexString(
+      absl::string_view(reinterpret_cast<const char*>(digest.data()), digest.size()));
 }
 
 // A name for a job that was given none: its script's or program's.
@@ -208,33 +208,43 @@ grpc::ServerUnaryReactor* ControlService::Info(grpc::CallbackServerContext* cont
   return reactor;
 }
 
+void ControlService::SubmitFor(const core::Caller& caller, const v1::SubmitRequest& request,
+                               std::function<void(absl::Status, v1::SubmitReply)> done) {
+  absl::Status status = core::Authorize(caller, core::Verb::kSubmit, nullptr);
+  if (status.ok()) status = CheckSubmit(request);
+  if (!status.ok()) return done(std::move(status), v1::SubmitReply());
+  std::string environment = request.environment().SerializeAsString();
+  core::SubmitJob submit{0, caller, request.key(), CompleteSpec(request, caller, environment)};
+  engine_->Submit(std::move(submit), std::move(environment),
+                  [this, caller, done = std::move(done)](const core::Answer& answer) {
+                    v1::SubmitReply reply;
+                    if (!answer.status.ok()) return done(answer.status, std::move(reply));
+                    reply.set_job_id(answer.job.str());
+                    engine_->FindStatus(
+                        caller, core::Verb::kSee, answer.job.str(),
+                        [reply = std::move(reply), done](absl::StatusOr<v1::JobStatus> job) mutable {
+                          if (job.ok()) {
+                            reply.set_nodes(job->nodes_wanted());
+                            reply.set_ranks_per_node(job->ranks_per_node());
+                            reply.set_on_cpu(job->on_cpu());
+                          }
+                          done(job.status(), std::move(reply));
+                        });
+                  });
+}
+
 grpc::ServerUnaryReactor* ControlService::Submit(grpc::CallbackServerContext* context,
                                                  const v1::SubmitRequest* request, v1::SubmitReply* reply) {
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
   absl::StatusOr<core::Caller> caller = CallerFor(*context, "");
-  absl::Status status = caller.status();
-  if (status.ok()) status = core::Authorize(*caller, core::Verb::kSubmit, nullptr);
-  if (status.ok()) status = CheckSubmit(*request);
-  if (!status.ok()) {
-    FinishLater(reactor, status);
+  if (!caller.ok()) {
+    FinishLater(reactor, caller.status());
     return reactor;
   }
-  std::string environment = request->environment().SerializeAsString();
-  core::SubmitJob submit{0, *caller, request->key(), CompleteSpec(*request, *caller, environment)};
-  engine_->Submit(std::move(submit), std::move(environment),
-                  [this, reactor, reply, caller = *caller](const core::Answer& answer) {
-                    if (!answer.status.ok()) return FinishLater(reactor, answer.status);
-                    reply->set_job_id(answer.job.str());
-                    engine_->FindStatus(caller, core::Verb::kSee, answer.job.str(),
-                                        [this, reactor, reply](absl::StatusOr<v1::JobStatus> job) {
-                                          if (job.ok()) {
-                                            reply->set_nodes(job->nodes_wanted());
-                                            reply->set_ranks_per_node(job->ranks_per_node());
-                                            reply->set_on_cpu(job->on_cpu());
-                                          }
-                                          FinishLater(reactor, job.status());
-                                        });
-                  });
+  SubmitFor(*caller, *request, [this, reactor, reply](absl::Status status, v1::SubmitReply answer) {
+    if (status.ok()) *reply = std::move(answer);
+    FinishLater(reactor, std::move(status));
+  });
   return reactor;
 }
 
@@ -254,40 +264,48 @@ grpc::ServerUnaryReactor* ControlService::Status(grpc::CallbackServerContext* co
   return reactor;
 }
 
+void ControlService::StopFor(const core::Caller& caller, const v1::StopRequest& request,
+                             std::function<void(absl::Status, v1::StopReply)> done) {
+  if (request.has_grace() && request.grace_ms() > kMaxGraceMs) {
+    return done(absl::InvalidArgumentError("the grace time is longer than a day"), v1::StopReply());
+  }
+  core::StopJob stop;
+  stop.caller = caller;
+  stop.has_grace = request.has_grace();
+  stop.grace = absl::Milliseconds(request.grace_ms());
+  stop.reason = request.reason();
+  const auto tell = [this, caller, done](const JobId& job) {
+    engine_->FindStatus(caller, core::Verb::kSee, job.str(), [done](absl::StatusOr<v1::JobStatus> s) {
+      v1::StopReply reply;
+      if (s.ok()) *reply.mutable_status() = *std::move(s);
+      done(s.status(), std::move(reply));
+    });
+  };
+  engine_->FindStatus(caller, core::Verb::kStop, request.job(),
+                      [this, stop, tell, done](absl::StatusOr<v1::JobStatus> job) mutable {
+                        if (!job.ok()) return done(job.status(), v1::StopReply());
+                        stop.job = JobId(job->job_id());
+                        if (core::IsEnded(job->state())) return tell(stop.job);
+                        const JobId id = stop.job;
+                        engine_->Stop(std::move(stop), [id, tell, done](const core::Answer& answer) {
+                          if (!answer.status.ok()) return done(answer.status, v1::StopReply());
+                          tell(id);
+                        });
+                      });
+}
+
 grpc::ServerUnaryReactor* ControlService::Stop(grpc::CallbackServerContext* context,
                                                const v1::StopRequest* request, v1::StopReply* reply) {
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
   absl::StatusOr<core::Caller> caller = CallerFor(*context, request->job());
-  if (caller.ok() && request->has_grace() && request->grace_ms() > kMaxGraceMs) {
-    caller = absl::InvalidArgumentError("the grace time is longer than a day");
-  }
   if (!caller.ok()) {
     FinishLater(reactor, caller.status());
     return reactor;
   }
-  core::StopJob stop;
-  stop.caller = *caller;
-  stop.has_grace = request->has_grace();
-  stop.grace = absl::Milliseconds(request->grace_ms());
-  stop.reason = request->reason();
-  const auto tell = [this, reactor, reply, caller = *caller](const JobId& job) {
-    engine_->FindStatus(caller, core::Verb::kSee, job.str(),
-                        [this, reactor, reply](absl::StatusOr<v1::JobStatus> s) {
-                          if (s.ok()) *reply->mutable_status() = *std::move(s);
-                          FinishLater(reactor, s.status());
-                        });
-  };
-  engine_->FindStatus(*caller, core::Verb::kStop, request->job(),
-                      [this, reactor, stop, tell](absl::StatusOr<v1::JobStatus> job) mutable {
-                        if (!job.ok()) return FinishLater(reactor, job.status());
-                        stop.job = JobId(job->job_id());
-                        if (core::IsEnded(job->state())) return tell(stop.job);
-                        const JobId id = stop.job;
-                        engine_->Stop(std::move(stop), [this, reactor, id, tell](const core::Answer& answer) {
-                          if (!answer.status.ok()) return FinishLater(reactor, answer.status);
-                          tell(id);
-                        });
-                      });
+  StopFor(*caller, *request, [this, reactor, reply](absl::Status status, v1::StopReply answer) {
+    if (status.ok()) *reply = std::move(answer);
+    FinishLater(reactor, std::move(status));
+  });
   return reactor;
 }
 

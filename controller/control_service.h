@@ -1,8 +1,10 @@
 // The Control service: what the CLI asks. Every handler finds out who asks, checks the request, and lets the
-// engine's thread answer; replies leave on the loop's thread. It keeps no state of its own.
+// engine's thread answer; replies leave on the loop's thread. It keeps no state of its own. SubmitFor and
+// StopFor are what the RPCs and calls from within the process (in_process.h) share.
 #ifndef DGXRUN_CONTROLLER_CONTROL_SERVICE_H_
 #define DGXRUN_CONTROLLER_CONTROL_SERVICE_H_
 
+#include <functional>
 #include <string>
 
 #include "controller/engine.h"
@@ -34,6 +36,13 @@ class ControlService : public v1::Control::CallbackService {
                                                 const v1::NodesRequest* request) override;
   grpc::ServerWriteReactor<v1::OutputChunk>* Logs(grpc::CallbackServerContext* context,
                                                   const v1::LogsRequest* request) override;
+
+  // `done` is called once, with the reply if the status is OK; on the engine's thread, or on the caller's
+  // before this returns.
+  void SubmitFor(const core::Caller& caller, const v1::SubmitRequest& request,
+                 std::function<void(absl::Status, v1::SubmitReply)> done);
+  void StopFor(const core::Caller& caller, const v1::StopRequest& request,
+               std::function<void(absl::Status, v1::StopReply)> done);
 
  private:
   // Who asks, when `job` is a well-formed id, name or nothing.

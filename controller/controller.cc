@@ -7,6 +7,7 @@
 #include <sys/socket.h>
 
 #include <chrono>
+#include <mutex>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -16,6 +17,7 @@
 #include "controller/agent_service.h"
 #include "controller/control_service.h"
 #include "controller/engine.h"
+#include "controller/in_process.h"
 #include "controller/outbox.h"
 #include "controller/peers.h"
 #include "controller/tail_router.h"
@@ -36,7 +38,7 @@ absl::Status CheckOptions(const ControllerOptions& options) {
   if (options.state_dir.empty()) {
     return absl::InvalidArgumentError("no state folder: set [controller] state_dir");
   }
-  if (!options.listen_address.empty() && options.tls.empty()) {
+  if (!options.listen_address.empty() && options.tls.empty() && options.pems.empty()) {
     return absl::InvalidArgumentError(
         absl::StrCat(options.listen_address,
                      ": a network port needs [tls]; `dgxrun cluster init DIR` makes certificates"));
@@ -78,19 +80,26 @@ class ControllerImpl : public Controller {
       : options_(std::move(options)),
         agents_(&loop_, &peers_),
         tails_(&loop_, &agents_),
-        outbox_(EnvironmentStore(options_.state_dir + "/env", options_.durable), &agents_,
-                [this](const JobId& job, const std::string& why) { GiveUp(job, why); }) {}
+        outbox_(
+            EnvironmentStore(options_.state_dir + "/env", options_.durable), &agents_,
+            [this](const JobId& job, const std::string& why) { GiveUp(job, why); },
+            /*environments_of_nodes=*/options_.peers.has_value()) {
+    if (options_.peers) peers_.AllowPeers();
+  }
   ~ControllerImpl() override;
 
   absl::Status Begin();
+  InProcess& in_process() override { return *in_process_; }
   std::shared_ptr<grpc::Channel> InProcessChannel() override {
-    return server_->InProcessChannel(ClientArguments(false));
+    return NeedServer()->InProcessChannel(ClientArguments(false));
   }
   std::string listening_on() const override { return listening_on_; }
 
  private:
   absl::Status StartEngine();
-  absl::Status StartServer();
+  absl::Status Listen();
+  grpc::Server* NeedServer();
+  void PrepareServer(grpc::ServerBuilder* builder);
   void GiveUp(const JobId& job, const std::string& why);
 
   const ControllerOptions options_;
@@ -102,7 +111,10 @@ class ControllerImpl : public Controller {
   Outbox outbox_;
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<ControlService> control_;
-  std::unique_ptr<grpc::Server> server_;
+  std::unique_ptr<InProcess> in_process_;
+  std::mutex server_mutex_;
+  std::unique_ptr<grpc::Server> server_;  // made under server_mutex_; null: nobody has needed it yet
+  bool closing_ = false;                  // under server_mutex_
   std::unique_ptr<UnixListener> unix_listener_;
   std::thread loop_thread_;
 };
@@ -117,6 +129,7 @@ absl::Status ControllerImpl::StartEngine() {
   options.config.isolation_timeout = absl::Milliseconds(options_.isolation_timeout_ms);
   options.config.nccl = options_.nccl;
   options.config.version = OurWireVersion();
+  options.config.peers = options_.peers;
   // In local mode the one node says its hello while the job is being submitted.
   options.config.node_comes_with_job = !options_.durable;
   absl::StatusOr<std::unique_ptr<Engine>> engine = Engine::Start(std::move(options), &outbox_);
@@ -124,35 +137,51 @@ absl::Status ControllerImpl::StartEngine() {
   engine_ = *std::move(engine);
   agents_.Wire(engine_.get(), &tails_);
   control_ = std::make_unique<ControlService>(engine_.get(), &peers_, &tails_, &loop_);
+  in_process_ =
+      std::make_unique<InProcess>(engine_.get(), &agents_, control_.get(), &peers_, &tails_, &loop_);
   return absl::OkStatus();
 }
 
-absl::Status ControllerImpl::StartServer() {
-  grpc::ServerBuilder builder;
-  SetServerArguments(&builder);
-  builder.RegisterService(&agents_);
-  builder.RegisterService(control_.get());
-  int port = -1;
+absl::Status ControllerImpl::Listen() {
+  std::vector<std::string> places;
+  if (!options_.unix_socket.empty()) places.push_back("unix:" + options_.unix_socket);
   if (!options_.listen_address.empty()) {
-    absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> tls = ServerTls(options_.tls);
+    grpc::ServerBuilder builder;
+    PrepareServer(&builder);
+    absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> tls = ServerTls(options_.pems);
+    if (options_.pems.empty()) tls = ServerTls(options_.tls);
     if (!tls.ok()) return tls.status();
     absl::Status free = CheckAddress(options_.listen_address);
     if (!free.ok()) return free;
+    int port = -1;
     builder.AddListeningPort(options_.listen_address, *tls, &port);
-  }
-  server_ = builder.BuildAndStart();
-  if (server_ == nullptr || port == 0) {
-    return absl::AlreadyExistsError(
-        absl::StrCat("listen ", options_.listen_address, ": the port cannot be had"));
-  }
-  std::vector<std::string> places;
-  if (!options_.unix_socket.empty()) places.push_back("unix:" + options_.unix_socket);
-  if (port > 0) {
+    server_ = builder.BuildAndStart();
+    if (server_ == nullptr || port <= 0) {
+      return absl::AlreadyExistsError(
+          absl::StrCat("listen ", options_.listen_address, ": the port cannot be had"));
+    }
     places.push_back(
         absl::StrCat(options_.listen_address.substr(0, options_.listen_address.rfind(':')), ":", port));
   }
   listening_on_ = absl::StrJoin(places, ", ");
   return absl::OkStatus();
+}
+
+// Without a port of its own, a server has nothing to fail on. Null: the controller is being taken down.
+grpc::Server* ControllerImpl::NeedServer() {
+  std::lock_guard<std::mutex> lock(server_mutex_);
+  if (server_ == nullptr && !closing_) {
+    grpc::ServerBuilder builder;
+    PrepareServer(&builder);
+    server_ = builder.BuildAndStart();
+  }
+  return server_.get();
+}
+
+void ControllerImpl::PrepareServer(grpc::ServerBuilder* builder) {
+  SetServerArguments(builder);
+  builder->RegisterService(&agents_);
+  builder->RegisterService(control_.get());
 }
 
 absl::Status ControllerImpl::Begin() {
@@ -166,14 +195,15 @@ absl::Status ControllerImpl::Begin() {
     unix_listener_ = *std::move(listener);
   }
   status = StartEngine();
-  if (status.ok()) status = StartServer();
+  if (status.ok()) status = Listen();
   if (!status.ok()) return status;
   if (unix_listener_ != nullptr) {
     unix_listener_->StartAccepting(&loop_, [this](UniqueFd connection) {
       const absl::Time now = absl::FromUnixNanos(EventLoop::BoottimeNs());
       absl::StatusOr<UniqueFd> admitted = peers_.Admit(std::move(connection), now);
       if (admitted.ok()) {
-        grpc::AddInsecureChannelFromFd(server_.get(), admitted->Release());
+        grpc::Server* server = NeedServer();
+        if (server != nullptr) grpc::AddInsecureChannelFromFd(server, admitted->Release());
       } else {
         spdlog::warn("controller: a connection was refused: {}", std::string(admitted.status().message()));
       }
@@ -202,7 +232,11 @@ ControllerImpl::~ControllerImpl() {
   }
   // While the loop still runs: the streams end on it. Agents' streams never end by themselves.
   agents_.CloseAllStreams();
-  if (server_ != nullptr) server_->Shutdown(std::chrono::system_clock::now() + kShutdownGrace);
+  {
+    std::lock_guard<std::mutex> lock(server_mutex_);
+    closing_ = true;
+    if (server_ != nullptr) server_->Shutdown(std::chrono::system_clock::now() + kShutdownGrace);
+  }
   // Its last callbacks post to the loop, so it ends first; then the loop drops what was posted.
   engine_.reset();
   if (loop_thread_.joinable()) {

@@ -32,7 +32,7 @@ bool HasStarted(const v1::JobNodeStatus& node) {
 
 }  // namespace
 
-void LogsStream::Start(absl::StatusOr<core::Caller> caller) {
+void LogsRelay::Start(absl::StatusOr<core::Caller> caller) {
   self_ = shared_from_this();
   if (!caller.ok()) {
     loop_->Post([self = self_, status = caller.status()] { self->End(ToGrpc(status)); });
@@ -44,7 +44,7 @@ void LogsStream::Start(absl::StatusOr<core::Caller> caller) {
                       });
 }
 
-void LogsStream::Begin(const absl::StatusOr<v1::JobStatus>& status) {
+void LogsRelay::Begin(const absl::StatusOr<v1::JobStatus>& status) {
   if (ended_) return;
   if (!status.ok()) return End(ToGrpc(status.status()));
   const uint32_t world = status->nodes_wanted() * status->ranks_per_node();
@@ -61,15 +61,15 @@ void LogsStream::Begin(const absl::StatusOr<v1::JobStatus>& status) {
   }
   attempt_ = request_.has_attempt() ? request_.attempt() : status->attempt();
   if (!request_.follow() || core::IsEnded(status->state())) return OnStatus(*status);
-  std::weak_ptr<LogsStream> weak = shared_from_this();
+  std::weak_ptr<LogsRelay> weak = shared_from_this();
   watch_ = engine_->WatchJob(JobId(status->job_id()), [weak, loop = loop_](const v1::JobStatus& now) {
     loop->Post([weak, now] {
-      if (std::shared_ptr<LogsStream> self = weak.lock()) self->OnStatus(now);
+      if (std::shared_ptr<LogsRelay> self = weak.lock()) self->OnStatus(now);
     });
   });
 }
 
-void LogsStream::OnStatus(const v1::JobStatus& status) {
+void LogsRelay::OnStatus(const v1::JobStatus& status) {
   if (ended_) return;
   job_ = status;
   for (const v1::JobNodeStatus& node : status.nodes()) {
@@ -83,17 +83,17 @@ void LogsStream::OnStatus(const v1::JobStatus& status) {
   Advance();
 }
 
-bool LogsStream::AttemptOver() const {
+bool LogsRelay::AttemptOver() const {
   // A job that waits for its next attempt still shows the nodes of the last one.
   const bool between = job_.state() == v1::JOB_STATE_QUEUED && job_.nodes_size() > 0;
   return attempt_ < job_.attempt() || between || core::IsEnded(job_.state());
 }
 
-bool LogsStream::MayComeBack(const NodeId& node) const {
+bool LogsRelay::MayComeBack(const NodeId& node) const {
   return !AttemptOver() || lost_.find(node) == lost_.end();
 }
 
-void LogsStream::Advance() {
+void LogsRelay::Advance() {
   while (!ended_ && !all_sent_) {
     AskNodes();
     if (!request_.follow()) {
@@ -113,7 +113,7 @@ void LogsStream::Advance() {
   EndIfDone();
 }
 
-void LogsStream::AskNodes() {
+void LogsRelay::AskNodes() {
   const v1::Placement* placement = PlacementOf(job_, attempt_);
   if (placement == nullptr) return;
   const bool over = AttemptOver();
@@ -129,14 +129,14 @@ void LogsStream::AskNodes() {
 }
 
 // Ranks to ask the attempt's node number `node_index` for (none: all of them); false: it has none of them.
-bool LogsStream::WantedRanks(uint32_t node_index, std::vector<uint32_t>* ranks) const {
+bool LogsRelay::WantedRanks(uint32_t node_index, std::vector<uint32_t>* ranks) const {
   for (uint32_t rank : request_.ranks()) {
     if (rank / job_.ranks_per_node() == node_index) ranks->push_back(rank);
   }
   return request_.ranks().empty() || !ranks->empty();
 }
 
-void LogsStream::Ask(Source source) {
+void LogsRelay::Ask(Source source) {
   v1::TailRequest request;
   request.set_job_id(job_.job_id());
   request.set_attempt(attempt_);
@@ -154,7 +154,7 @@ void LogsStream::Ask(Source source) {
   }
 }
 
-void LogsStream::RetryLater(Source source, const char* why) {
+void LogsRelay::RetryLater(Source source, const char* why) {
   const absl::Time now = absl::FromUnixNanos(EventLoop::BoottimeNs());
   if (source.give_up_at == absl::InfiniteFuture()) source.give_up_at = now + kReconnectLimit;
   if (now >= source.give_up_at || !MayComeBack(source.node)) {
@@ -165,11 +165,11 @@ void LogsStream::RetryLater(Source source, const char* why) {
   if (retry_armed_) return;
   retry_armed_ = true;
   loop_->After(kRetryPause, [weak = weak_from_this()] {
-    if (std::shared_ptr<LogsStream> self = weak.lock()) self->Retry();
+    if (std::shared_ptr<LogsRelay> self = weak.lock()) self->Retry();
   });
 }
 
-void LogsStream::Retry() {
+void LogsRelay::Retry() {
   retry_armed_ = false;
   if (ended_) return;
   std::vector<Source> waiting = std::move(waiting_);
@@ -179,7 +179,7 @@ void LogsStream::Retry() {
 }
 
 // A connection to a node that is cut off may hang: its attempt is over, so the next one does not wait for it.
-void LogsStream::DropLost() {
+void LogsRelay::DropLost() {
   for (auto it = flowing_.begin(); it != flowing_.end();) {
     if (MayComeBack(it->second.node)) {
       ++it;
@@ -192,7 +192,7 @@ void LogsStream::DropLost() {
   }
 }
 
-bool LogsStream::OnChunk(uint64_t tail, v1::OutputChunk chunk) {
+bool LogsRelay::OnChunk(uint64_t tail, v1::OutputChunk chunk) {
   auto it = flowing_.find(tail);
   if (ended_ || it == flowing_.end()) return true;
   Source& source = it->second;
@@ -228,7 +228,7 @@ bool LogsStream::OnChunk(uint64_t tail, v1::OutputChunk chunk) {
   return false;
 }
 
-void LogsStream::OnTailEnd(uint64_t tail, bool complete) {
+void LogsRelay::OnTailEnd(uint64_t tail, bool complete) {
   auto it = flowing_.find(tail);
   if (it == flowing_.end()) return;
   Source source = std::move(it->second);
@@ -243,7 +243,7 @@ void LogsStream::OnTailEnd(uint64_t tail, bool complete) {
   Advance();
 }
 
-void LogsStream::PushError(const Source& source, const std::string& why) {
+void LogsRelay::PushError(const Source& source, const std::string& why) {
   any_logs_ = true;  // what is there is not known
   v1::OutputChunk chunk;
   chunk.set_job_id(job_.job_id());
@@ -253,22 +253,22 @@ void LogsStream::PushError(const Source& source, const std::string& why) {
   Push(std::move(chunk));
 }
 
-void LogsStream::Push(v1::OutputChunk chunk) {
+void LogsRelay::Push(v1::OutputChunk chunk) {
   queued_bytes_ += chunk.data().size();
   queue_.push_back(std::move(chunk));
   WriteNext();
 }
 
-void LogsStream::WriteNext() {
+void LogsRelay::WriteNext() {
   if (writing_ || ended_ || queue_.empty()) return;
   out_ = std::move(queue_.front());
   queue_.pop_front();
   queued_bytes_ -= out_.data().size();
   writing_ = true;
-  StartWrite(&out_);
+  StartSending(out_);
 }
 
-void LogsStream::OnWriteDone(bool ok) {
+void LogsRelay::Sent(bool ok) {
   loop_->Post([self = shared_from_this(), ok] {
     self->writing_ = false;
     if (!ok) return self->End(grpc::Status::CANCELLED);
@@ -280,7 +280,7 @@ void LogsStream::OnWriteDone(bool ok) {
   });
 }
 
-void LogsStream::EndIfDone() {
+void LogsRelay::EndIfDone() {
   if (!all_sent_ || !flowing_.empty() || !waiting_.empty() || !queue_.empty() || writing_) return;
   // Who follows has been told by the status what became of an attempt that never ran.
   if (request_.follow() || any_logs_ || !AttemptOver()) return End(grpc::Status::OK);
@@ -288,20 +288,20 @@ void LogsStream::EndIfDone() {
                    absl::StrCat("no node has output of attempt ", attempt_, " of job ", job_.job_id())));
 }
 
-void LogsStream::End(const grpc::Status& status) {
+void LogsRelay::End(const grpc::Status& status) {
   if (ended_) return;
   ended_ = true;
   if (watch_ != 0) engine_->Unwatch(watch_);
   for (const auto& [tail, source] : std::exchange(flowing_, {})) tails_->Cancel(tail);
   queue_.clear();
-  Finish(status);
+  FinishSending(status);
 }
 
-void LogsStream::OnCancel() {
+void LogsRelay::Cancelled() {
   loop_->Post([self = shared_from_this()] { self->End(grpc::Status::CANCELLED); });
 }
 
-void LogsStream::OnDone() {
+void LogsRelay::Release() {
   loop_->Post([self = std::move(self_)] {});
 }
 

@@ -10,7 +10,8 @@
 // that stays away is an error chunk that names it; of a node that is lost while its attempt is over nothing
 // more is awaited. A node that holds nothing of an attempt is passed over. The stream ends after the last
 // attempt; when nobody had anything of an attempt that one was asked for by its number, with NOT_FOUND.
-// Everything but gRPC's own callbacks runs on the loop's thread.
+// Everything but what carries the chunks runs on the loop's thread: LogsRelay is what all carriers share,
+// LogsStream carries them over gRPC.
 #ifndef DGXRUN_CONTROLLER_LOGS_STREAM_H_
 #define DGXRUN_CONTROLLER_LOGS_STREAM_H_
 
@@ -29,24 +30,27 @@
 
 namespace dgxrun {
 
-class LogsStream : public grpc::ServerWriteReactor<v1::OutputChunk>,
-                   public TailReceiver,
-                   public std::enable_shared_from_this<LogsStream> {
+class LogsRelay : public TailReceiver, public std::enable_shared_from_this<LogsRelay> {
  public:
-  LogsStream(Engine* engine, TailRouter* tails, EventLoop* loop, v1::LogsRequest request)
+  LogsRelay(Engine* engine, TailRouter* tails, EventLoop* loop, v1::LogsRequest request)
       : engine_(engine), tails_(tails), loop_(loop), request_(std::move(request)) {}
 
   // Any thread, once. `caller` is who asks, or why nobody may.
   void Start(absl::StatusOr<core::Caller> caller);
 
-  void OnWriteDone(bool ok) override;
-  void OnCancel() override;
-  void OnDone() override;
+  // From the carrier, on any thread. The chunk of StartSending has gone out, or never will.
+  void Sent(bool ok);
+  void Cancelled();  // nobody wants more; FinishSending follows
+  void Release();    // the carrier is done: this object may go
 
   bool OnChunk(uint64_t tail, v1::OutputChunk chunk) override;
   void OnTailEnd(uint64_t tail, bool complete) override;
 
  private:
+  // On the loop. One chunk at a time, which lives until Sent.
+  virtual void StartSending(const v1::OutputChunk& chunk) = 0;
+  virtual void FinishSending(const grpc::Status& status) = 0;  // once, the last call
+
   struct Source {
     NodeId node;
     std::string name;
@@ -75,7 +79,7 @@ class LogsStream : public grpc::ServerWriteReactor<v1::OutputChunk>,
   EventLoop* const loop_;
   const v1::LogsRequest request_;
 
-  std::shared_ptr<LogsStream> self_;  // until OnDone
+  std::shared_ptr<LogsRelay> self_;  // until Release
   // On the loop.
   uint64_t watch_ = 0;
   v1::JobStatus job_;       // the last status
@@ -94,6 +98,18 @@ class LogsStream : public grpc::ServerWriteReactor<v1::OutputChunk>,
   v1::OutputChunk out_;
   bool writing_ = false;
   bool ended_ = false;
+};
+
+class LogsStream final : public grpc::ServerWriteReactor<v1::OutputChunk>, public LogsRelay {
+ public:
+  using LogsRelay::LogsRelay;
+  void OnWriteDone(bool ok) override { Sent(ok); }
+  void OnCancel() override { Cancelled(); }
+  void OnDone() override { Release(); }
+
+ private:
+  void StartSending(const v1::OutputChunk& chunk) override { StartWrite(&chunk); }
+  void FinishSending(const grpc::Status& status) override { Finish(status); }
 };
 
 }  // namespace dgxrun

@@ -15,7 +15,7 @@ bool Outbox::AlreadySent(const core::SendToNode& message) {
 }
 
 const v1::Environment* Outbox::EnvironmentOf(const JobId& job) {
-  if (job == cached_job_) return &cached_;
+  if (job == cached_job_ || environments_of_nodes_) return &cached_;
   absl::StatusOr<std::string> bytes = environments_.Read(job);
   v1::Environment environment;
   if (!bytes.ok() || !environment.ParseFromString(*bytes)) {

@@ -30,8 +30,13 @@ class Outbox : public NodeSink {
  public:
   // `lost`: the environment of a job that should start cannot be read; it will never start.
   using EnvironmentLost = std::function<void(const JobId& job, const std::string& why)>;
-  Outbox(EnvironmentStore environments, NodeStreams* streams, EnvironmentLost lost)
-      : environments_(std::move(environments)), streams_(streams), lost_(std::move(lost)) {}
+  // `environments_of_nodes`: each node has its own (peers mode), and none goes out.
+  Outbox(EnvironmentStore environments, NodeStreams* streams, EnvironmentLost lost,
+         bool environments_of_nodes = false)
+      : environments_(std::move(environments)),
+        streams_(streams),
+        lost_(std::move(lost)),
+        environments_of_nodes_(environments_of_nodes) {}
 
   void Send(const core::SendToNode& message) override;
   void CloseAll() override { streams_->CloseAllStreams(); }
@@ -48,6 +53,7 @@ class Outbox : public NodeSink {
   const EnvironmentStore environments_;
   NodeStreams* const streams_;
   const EnvironmentLost lost_;
+  const bool environments_of_nodes_;
   std::map<NodeId, Sent> sent_;
   // Of the job that was sent last: a launch goes to all its nodes in a row.
   JobId cached_job_;

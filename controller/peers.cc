@@ -106,7 +106,7 @@ absl::StatusOr<Peers::Entry> Peers::UnixPeer(const grpc::ServerContextBase& cont
   return absl::UnauthenticatedError(absl::StrCat("nobody is known behind the connection ", peer));
 }
 
-absl::StatusOr<core::Caller> Peers::LocalCaller(uid_t uid, gid_t gid) {
+core::Caller Peers::LocalCaller(uid_t uid, gid_t gid) {
   const bool admin = uid == 0 || uid == geteuid();
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -124,16 +124,19 @@ absl::StatusOr<core::Caller> Peers::LocalCaller(uid_t uid, gid_t gid) {
 
 absl::StatusOr<core::Caller> Peers::CallerOf(const grpc::ServerContextBase& context) {
   const std::string common_name = TlsCommonName(context);
+  if (peers_allowed_ && common_name == kPeerName) return OwnCaller();
   if (!common_name.empty()) return TlsCaller(common_name);
   absl::StatusOr<Entry> peer = UnixPeer(context);
   if (!peer.ok()) return peer.status();
   return LocalCaller(peer->uid, peer->gid);
 }
 
+core::Caller Peers::OwnCaller() { return LocalCaller(geteuid(), getegid()); }
+
 absl::Status Peers::CheckAgent(const grpc::ServerContextBase& context) {
   const std::string common_name = TlsCommonName(context);
   if (!common_name.empty()) {
-    if (common_name == "agent") return absl::OkStatus();
+    if (common_name == "agent" || (peers_allowed_ && common_name == kPeerName)) return absl::OkStatus();
     return absl::PermissionDeniedError(
         absl::StrCat("the certificate \"", common_name, "\" is not an agent's (common name \"agent\")"));
   }

@@ -34,6 +34,13 @@ class Peers {
   // Whether a call of the AgentLink service may be made: a certificate "agent", root, or our own account.
   absl::Status CheckAgent(const grpc::ServerContextBase& context);
 
+  // Peers mode: a certificate "peer" is an agent and, since all share one key, our own account. Before any
+  // call.
+  void AllowPeers() { peers_allowed_ = true; }
+
+  // This process's own account, for calls that come from within it.
+  core::Caller OwnCaller();
+
   // "10.0.0.1" of an RPC over TCP; "" over a unix socket or in process.
   static std::string AddressOf(const grpc::ServerContextBase& context);
 
@@ -46,8 +53,9 @@ class Peers {
   };
   bool MayUse(int fd, uid_t uid, absl::Time now);  // under mutex_
   absl::StatusOr<Entry> UnixPeer(const grpc::ServerContextBase& context);
-  absl::StatusOr<core::Caller> LocalCaller(uid_t uid, gid_t gid);
+  core::Caller LocalCaller(uid_t uid, gid_t gid);
 
+  bool peers_allowed_ = false;
   std::mutex mutex_;
   std::map<int, Entry> by_fd_;               // under mutex_
   std::map<uid_t, std::string> user_names_;  // under mutex_; a controller is asked by few accounts, often

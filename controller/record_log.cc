@@ -10,7 +10,7 @@
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
-#include "openssl/sha.h"
+#include "controller/sha256.h"
 #include "sqlite3.h"
 
 namespace dgxrun {
@@ -37,10 +37,9 @@ constexpr char kArchiveColumns[] = "SELECT number, id, name, owner, submit_key, 
 // row that was written over another is found too.
 int64_t Checksum(int64_t seq, const LogRow& row) {
   const std::string text = absl::StrCat(seq, " ", row.term, " ", row.job.str(), " ", row.bytes);
-  unsigned char digest[SHA256_DIGEST_LENGTH];
-  SHA256(reinterpret_cast<const unsigned char*>(text.data()), text.size(), digest);
+  const auto digest = Sha256(text);
   int64_t sum;
-  memcpy(&sum, digest, sizeof sum);
+  memcpy(&sum, digest.data(), sizeof sum);
   return sum;
 }
 

@@ -8,11 +8,12 @@
 
 namespace dgxrun {
 
+namespace {
+
 // One Output RPC. gRPC's threads hand each chunk to the loop; the loop starts the next read.
-class OutputReader : public grpc::ServerReadReactor<v1::OutputChunk>,
-                     public std::enable_shared_from_this<OutputReader> {
+class OutputRpc final : public grpc::ServerReadReactor<v1::OutputChunk>, public OutputReader {
  public:
-  OutputReader(TailRouter* router, EventLoop* loop, grpc::CallbackServerContext* context)
+  OutputRpc(TailRouter* router, EventLoop* loop, grpc::CallbackServerContext* context)
       : router_(router), loop_(loop), context_(context) {}
 
   void Start() {
@@ -24,30 +25,9 @@ class OutputReader : public grpc::ServerReadReactor<v1::OutputChunk>,
     Finish(ToGrpc(status));
   }
 
-  // The rest on the loop. A chunk that has arrived is waiting for ReadOn or Cancel; else a read is under way.
-  void Hold() { holding_ = true; }
-  bool holding() const { return holding_; }
-  bool cancelled() const { return cancelled_; }
-  void ReadOn() {
-    holding_ = false;
-    StartRead(&in_);
-  }
-  void Cancel() {
-    cancelled_ = true;
-    if (holding_) {
-      holding_ = false;
-      Finish(grpc::Status::CANCELLED);
-      return;
-    }
-    // The read under way fails and finishes the RPC (or has succeeded: see Arrived).
-    std::lock_guard<std::recursive_mutex> lock(context_mutex_);
-    if (!done_) context_->TryCancel();
-  }
-  uint64_t tail = 0;  // 0: before the first chunk
-
   void OnReadDone(bool ok) override {
     if (!ok) return Finish(grpc::Status::OK);
-    loop_->Post([self = shared_from_this()] { self->router_->Arrived(self, std::move(self->in_)); });
+    loop_->Post([this, self = shared_from_this()] { router_->Arrived(self, std::move(in_)); });
   }
   void OnDone() override {
     // A peer that went away cancels the call; one that was done has let us finish it.
@@ -56,22 +36,30 @@ class OutputReader : public grpc::ServerReadReactor<v1::OutputChunk>,
       std::lock_guard<std::recursive_mutex> lock(context_mutex_);
       done_ = true;
     }
-    loop_->Post([self = std::move(self_), complete] {
-      if (self->tail != 0) self->router_->ReaderEnded(self->tail, complete);
+    loop_->Post([this, self = std::move(self_), complete] {
+      if (tail != 0) router_->ReaderEnded(tail, complete);
     });
   }
 
  private:
+  void StartNext() override { StartRead(&in_); }
+  void RejectHeld() override { Finish(grpc::Status::CANCELLED); }
+  void Abort() override {
+    // The read under way fails and finishes the RPC (or has succeeded: see Arrived).
+    std::lock_guard<std::recursive_mutex> lock(context_mutex_);
+    if (!done_) context_->TryCancel();
+  }
+
   TailRouter* const router_;
   EventLoop* const loop_;
   grpc::CallbackServerContext* const context_;
   v1::OutputChunk in_;
   std::shared_ptr<OutputReader> self_;  // until OnDone
-  bool holding_ = false;                // loop
-  bool cancelled_ = false;              // loop
   std::recursive_mutex context_mutex_;  // TryCancel may run OnDone on the calling thread
   bool done_ = false;                   // under context_mutex_
 };
+
+}  // namespace
 
 uint64_t TailRouter::Open(const NodeId& node, v1::TailRequest request, std::weak_ptr<TailReceiver> receiver) {
   const uint64_t id = next_tail_++;
@@ -104,8 +92,8 @@ void TailRouter::Resume(uint64_t id) {
 
 grpc::ServerReadReactor<v1::OutputChunk>* TailRouter::NewOutput(grpc::CallbackServerContext* context,
                                                                 absl::Status allowed) {
-  auto reader = std::make_shared<OutputReader>(this, loop_, context);
-  OutputReader* raw = reader.get();
+  auto reader = std::make_shared<OutputRpc>(this, loop_, context);
+  OutputRpc* raw = reader.get();
   if (allowed.ok()) {
     reader->Start();
   } else {

@@ -19,8 +19,6 @@
 
 namespace dgxrun {
 
-class OutputReader;
-
 class TailReceiver {
  public:
   virtual ~TailReceiver() = default;
@@ -28,6 +26,36 @@ class TailReceiver {
   virtual bool OnChunk(uint64_t tail, v1::OutputChunk chunk) = 0;
   // The last call for this tail. `complete`: the agent has sent all there was.
   virtual void OnTailEnd(uint64_t tail, bool complete) = 0;
+};
+
+class TailRouter;
+
+// Where the chunks of one tail arrive, whatever carries them. After each chunk (TailRouter::Arrived) it
+// holds, and nothing more comes before ReadOn. On the loop, but for what carries it.
+class OutputReader : public std::enable_shared_from_this<OutputReader> {
+ public:
+  virtual ~OutputReader() = default;
+  void Hold() { holding_ = true; }
+  bool holding() const { return holding_; }
+  bool cancelled() const { return cancelled_; }
+  void ReadOn() {
+    holding_ = false;
+    StartNext();
+  }
+  void Cancel() {
+    cancelled_ = true;
+    if (!holding_) return Abort();
+    holding_ = false;
+    RejectHeld();
+  }
+  uint64_t tail = 0;  // 0: before the first chunk
+
+ private:
+  virtual void StartNext() = 0;
+  virtual void RejectHeld() = 0;  // the sender of the chunk in hand learns that nobody listens any more
+  virtual void Abort() = 0;       // none is in hand: one may be under way
+  bool holding_ = false;
+  bool cancelled_ = false;
 };
 
 class TailRouter {
@@ -45,15 +73,16 @@ class TailRouter {
   // The node's stream has ended: tails that have no Output RPC yet will get none.
   void NodeDown(const NodeId& node);
 
+  // From the readers.
+  void Arrived(const std::shared_ptr<OutputReader>& reader, v1::OutputChunk chunk);
+  void ReaderEnded(uint64_t tail, bool complete);
+
  private:
-  friend class OutputReader;
   struct Tail {
     NodeId node;
     std::weak_ptr<TailReceiver> receiver;
     std::shared_ptr<OutputReader> reader;  // null until its first chunk
   };
-  void Arrived(const std::shared_ptr<OutputReader>& reader, v1::OutputChunk chunk);
-  void ReaderEnded(uint64_t tail, bool complete);
 
   EventLoop* const loop_;
   AgentService* const agents_;
