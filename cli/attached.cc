@@ -17,8 +17,6 @@
 namespace dgxrun::cli {
 namespace {
 
-constexpr absl::Duration kFirstRetry = absl::Milliseconds(100);
-constexpr absl::Duration kLastRetry = absl::Seconds(2);
 // What a job waits for is worth a line when it takes this long.
 constexpr absl::Duration kWaitSaid = absl::Seconds(2);
 constexpr int kPipeClosed = 128 + SIGPIPE;
@@ -35,11 +33,7 @@ UniqueFd TakeSignals() {
 }
 
 AttachedJob::AttachedJob(Client client, Options options, Console* console, int signal_fd)
-    : client_(std::move(client)),
-      options_(std::move(options)),
-      console_(console),
-      signal_fd_(signal_fd),
-      retry_delay_(kFirstRetry) {}
+    : client_(std::move(client)), options_(std::move(options)), console_(console), signal_fd_(signal_fd) {}
 
 absl::StatusOr<int> AttachedJob::Run(const v1::SubmitRequest& request) {
   auto reply = client_.Submit(request);
@@ -52,7 +46,21 @@ absl::StatusOr<int> AttachedJob::Run(const v1::SubmitRequest& request) {
   }
   console_->ShowRanks(reply->nodes() * per_node, options_.log_all);
   StartWatch();
-  StartLogs();
+  StartLogs(0);
+  return Follow();
+}
+
+int AttachedJob::Attach(const v1::JobStatus& status) {
+  job_ = status.job_id();
+  said_attempt_ = status.attempt();
+  console_->Notice(RenderAttached(status, options_.where, absl::Now()));
+  console_->ShowRanks(status.nodes_wanted() * status.ranks_per_node(), options_.log_all);
+  StartWatch();
+  StartHistory(status.attempt());
+  return Follow();
+}
+
+int AttachedJob::Follow() {
   loop_.Watch(signal_fd_, EPOLLIN, [this](uint32_t) { OnSignals(); });
   const auto finished = [this] {
     return leave_.has_value() || (have_status_ && HasEnded(last_.state()) && (logs_complete_ || drain_over_));
@@ -74,6 +82,7 @@ absl::StatusOr<int> AttachedJob::Run(const v1::SubmitRequest& request) {
 
 int AttachedJob::ExitCode() const {
   if (last_.state() == v1::JOB_STATE_STOPPED && stop_signal_ != 0) return 128 + stop_signal_;
+  if (last_.exit_code() == kExitOk && console_->out_error() != 0) return kExitInternal;
   return last_.exit_code();
 }
 
@@ -110,6 +119,7 @@ void AttachedJob::OnSignals() {
 
 void AttachedJob::OnSignal(int signal) {
   if (signal == SIGHUP && !options_.local) {
+    console_->Notice(absl::StrCat("hang-up: job ", job_, " runs on; dgxrun attach ", job_));
     Leave(128 + SIGHUP);
     return;
   }
@@ -124,7 +134,7 @@ void AttachedJob::OnSignal(int signal) {
     RequestStop(name, /*at_once=*/true);
   } else {
     console_->Notice(options_.local ? "leaving; what is left of the job is killed"
-                                    : absl::StrCat("leaving; see dgxrun status ", job_));
+                                    : absl::StrCat("leaving; see dgxrun attach ", job_));
     Leave(128 + stop_signal_);
   }
 }
@@ -134,27 +144,20 @@ void AttachedJob::Leave(int code) {
 }
 
 void AttachedJob::RequestStop(const std::string& reason, bool at_once) {
-  struct Call {
-    grpc::ClientContext context;
-    v1::StopRequest request;
-    v1::StopReply reply;
-  };
-  auto call = std::make_shared<Call>();
-  call->request.set_job(job_);
-  call->request.set_reason(reason);
-  call->request.set_has_grace(at_once);
-  call->context.set_deadline(absl::ToChronoTime(absl::Now() + kAnswerLimit));
+  v1::StopRequest request;
+  request.set_job(job_);
+  request.set_reason(reason);
+  request.set_has_grace(at_once);
   ++open_calls_;
-  client_.stub()->async()->Stop(
-      &call->context, &call->request, &call->reply, [this, call](grpc::Status status) {
-        loop_.Post([this, status] {
-          --open_calls_;
-          if (!status.ok()) {
-            console_->Notice(
-                absl::StrCat("could not stop the job: ", std::string(client_.Explain(status).message())));
-          }
-        });
-      });
+  client_.StopLater(request, [this](const grpc::Status& status) {
+    loop_.Post([this, status] {
+      --open_calls_;
+      if (!status.ok()) {
+        console_->Notice(
+            absl::StrCat("could not stop the job: ", std::string(client_.Explain(status).message())));
+      }
+    });
+  });
 }
 
 void AttachedJob::StartWatch() {
@@ -164,40 +167,49 @@ void AttachedJob::StartWatch() {
       [this](const grpc::Status& status) { OnWatchDone(status); });
   v1::WatchRequest request;
   request.set_job(job_);
-  client_.stub()->async()->Watch(watch_->context(), &request, watch_.get());
-  watch_->Start();
+  client_.StartWatch(request, watch_.get());
 }
 
-void AttachedJob::StartLogs() {
-  if (closing_ || logs_complete_) return;
-  logs_ = std::make_unique<StreamReader<v1::OutputChunk>>(
-      &loop_,
-      [this](const v1::OutputChunk& chunk) {
-        logs_attempt_ = std::max(logs_attempt_, chunk.attempt());
-        ++chunks_;
-        if (options_.show_output || chunk.stream() == v1::STREAM_STDERR) console_->OnChunk(chunk);
-      },
-      [this](const grpc::Status& status) { OnLogsDone(status); });
-  v1::LogsRequest request;
-  request.set_job(job_);
-  request.set_follow(true);
-  // From the first attempt that is not shown whole (they come one after the other, from 0 on); what was
-  // shown of it is dropped by its offset.
-  request.set_has_attempt(true);
-  request.set_attempt(logs_attempt_);
-  client_.stub()->async()->Logs(logs_->context(), &request, logs_.get());
+LogFollower::Options AttachedJob::LogOptions(uint32_t attempt) const {
+  LogFollower::Options options;
+  options.job = job_;
+  if (console_->only_rank_0()) options.ranks = {0};
+  options.attempt = attempt;
+  options.show_stdout = options_.show_output;
+  options.give_up = options_.local ? absl::ZeroDuration() : absl::InfiniteDuration();
+  return options;
+}
+
+// What the files of this attempt hold so far.
+void AttachedJob::StartHistory(uint32_t attempt) {
+  console_->BeginHistory();
+  LogFollower::Options options = LogOptions(attempt);
+  options.follow = false;
+  // An attempt that has written nothing yet, or cannot be read: the follower that comes next says so.
+  logs_ = std::make_unique<LogFollower>(&loop_, &client_, console_, std::move(options),
+                                        [this, attempt](const absl::Status&) {
+                                          console_->EndHistory();
+                                          loop_.Post([this, attempt] { StartLogs(attempt); });
+                                        });
+  logs_->Start();
+}
+
+void AttachedJob::StartLogs(uint32_t attempt) {
+  if (closing_) return;
+  logs_ = std::make_unique<LogFollower>(&loop_, &client_, console_, LogOptions(attempt),
+                                        [this](const absl::Status& status) { OnLogsDone(status); });
   logs_->Start();
 }
 
 void AttachedJob::OnStatus(const v1::JobStatus& status) {
   if (said_lost_) console_->Notice("the controller answers again");
   said_lost_ = false;
-  lost_since_ns_.reset();
-  retry_delay_ = kFirstRetry;
+  retry_.Ok();
   last_ = status;
   have_status_ = true;
   if (options_.on_status) options_.on_status(status);
   SayChanges(status);
+  SayLostOutput(status);
   if (HasEnded(status.state()) && !drain_armed_) {
     drain_armed_ = true;
     ArmDrain();
@@ -206,8 +218,9 @@ void AttachedJob::OnStatus(const v1::JobStatus& status) {
 
 // A reader of ours that is slow, or much output, is no reason to drop any of it.
 void AttachedJob::ArmDrain() {
-  loop_.After(kDrainLimit, [this, before = chunks_] {
-    if (chunks_ == before && console_->empty()) {
+  const uint64_t before = logs_ != nullptr ? logs_->chunks() : 0;
+  loop_.After(kDrainLimit, [this, before] {
+    if ((logs_ == nullptr || logs_->chunks() == before) && console_->empty()) {
       drain_over_ = true;
     } else {
       ArmDrain();
@@ -234,24 +247,27 @@ void AttachedJob::SayChanges(const v1::JobStatus& status) {
   console_->Notice(RenderRestart(status.why(), status));
 }
 
-// The first failure of a row starts the clock; after kReconnectLimit the job is left to itself.
-bool AttachedJob::MayRetry() {
-  const int64_t now = EventLoop::BoottimeNs();
-  if (!lost_since_ns_.has_value()) lost_since_ns_ = now;
-  if (options_.local || now - *lost_since_ns_ > absl::ToInt64Nanoseconds(kReconnectLimit)) return false;
-  retry_delay_ = std::min(retry_delay_ * 2, kLastRetry);
-  return true;
+// At once, since somebody may still make room; the summary has the last word.
+void AttachedJob::SayLostOutput(const v1::JobStatus& status) {
+  if (HasEnded(status.state())) return;
+  for (const v1::JobNodeStatus& node : status.nodes()) {
+    if (node.lost_output_bytes() == 0) continue;
+    if (!said_lost_output_.emplace(status.attempt(), node.name()).second) continue;
+    console_->Notice(RenderLost(node, /*job_ended=*/false));
+  }
 }
 
 void AttachedJob::OnWatchDone(const grpc::Status& status) {
   watch_.reset();
   if (closing_ || leave_.has_value() || (have_status_ && HasEnded(last_.state()))) return;
   const bool gone = !status.ok() && status.error_code() != grpc::StatusCode::UNAVAILABLE;
-  if (gone || !MayRetry()) {
+  std::optional<absl::Duration> pause;
+  if (!gone && !options_.local) pause = retry_.Failed(EventLoop::BoottimeNs());
+  if (!pause.has_value()) {
     console_->Notice(absl::StrCat(
         "lost job ", job_, ": ",
         status.ok() ? "the controller ended the watch" : std::string(client_.Explain(status).message())));
-    if (!options_.local) console_->Notice(absl::StrCat("it may still run: dgxrun status ", job_));
+    if (!options_.local) console_->Notice(absl::StrCat("it may still run: dgxrun attach ", job_));
     Leave(status.ok() ? kExitInternal : ExitCodeOf(client_.Explain(status)));
     return;
   }
@@ -259,34 +275,22 @@ void AttachedJob::OnWatchDone(const grpc::Status& status) {
     console_->Notice(absl::StrCat(client_.where(), " is not reachable; the job runs on, trying again"));
     said_lost_ = true;
   }
-  loop_.After(retry_delay_, [this] { StartWatch(); });
+  loop_.After(*pause, [this] { StartWatch(); });
 }
 
-void AttachedJob::OnLogsDone(const grpc::Status& status) {
-  logs_.reset();
-  if (status.ok()) {
-    logs_complete_ = true;
-    return;
-  }
-  if (closing_ || leave_.has_value() || drain_over_) return;
-  if (status.error_code() != grpc::StatusCode::UNAVAILABLE || options_.local) {
-    console_->Notice(
-        absl::StrCat("output is not shown any more: ", std::string(client_.Explain(status).message())));
-    logs_complete_ = true;
-    return;
-  }
-  loop_.After(retry_delay_, [this] { StartLogs(); });
+void AttachedJob::OnLogsDone(const absl::Status& status) {
+  logs_complete_ = true;
+  if (status.ok() || closing_ || leave_.has_value() || drain_over_) return;
+  console_->Notice(absl::StrCat("output is not shown any more: ", std::string(status.message())));
 }
 
 // gRPC's threads must be done with the streams before they go.
 void AttachedJob::CloseStreams() {
   closing_ = true;
   if (watch_ != nullptr) watch_->Cancel();
-  if (logs_ != nullptr) {
-    logs_->Hold(false);
-    if (logs_ != nullptr) logs_->Cancel();
-  }
-  while (watch_ != nullptr || logs_ != nullptr || open_calls_ > 0) loop_.RunOnce(absl::InfiniteDuration());
+  if (logs_ != nullptr) logs_->Cancel();
+  const auto logs_run = [this] { return logs_ != nullptr && logs_->running(); };
+  while (watch_ != nullptr || logs_run() || open_calls_ > 0) loop_.RunOnce(absl::InfiniteDuration());
   if (watched_fd_ >= 0) loop_.Unwatch(watched_fd_);
   watched_fd_ = -1;
   loop_.Unwatch(signal_fd_);

@@ -1,12 +1,13 @@
-// A client that is attached to a job from its submit to its end: the same for a local job and a cluster's.
+// A client that is attached to a job until its end: from its submit on (Run), or from now on (Attach), when
+// it first shows how things stand and the last lines so far. The same for a local job and a cluster's.
 //
-// Watches the job and follows its output at once; a lost connection to a cluster is taken up again, and
-// bytes that were shown already are dropped by their offset. Nothing of the job is lost: the summary comes
-// after all output of all attempts was read, or when none has come for kDrainLimit.
+// Watches the job and follows its output at once; a lost connection to a cluster is taken up again within
+// kReconnectLimit, no line lost or doubled. The summary comes after all output of all attempts was read, or
+// when none has come for kDrainLimit.
 //
 //   Ctrl-C, SIGTERM   stops the job and waits for its end; the second time with no grace; the third leaves
 //   SIGHUP            local: stops the job; cluster: leaves it running
-//   closed stdout     as SIGHUP
+//   closed stdout     as SIGHUP; a stdout that cannot be written (full disk) is said, and the end is not 0
 #ifndef DGXRUN_CLI_ATTACHED_H_
 #define DGXRUN_CLI_ATTACHED_H_
 
@@ -14,14 +15,16 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "cli/client.h"
 #include "cli/console.h"
+#include "cli/log_follower.h"
 #include "cli/stream_reader.h"
-#include "dgxrun/v1/agent_link.pb.h"
 #include "dgxrun/v1/job.pb.h"
 #include "launcher/base/event_loop.h"
 #include "launcher/base/unique_fd.h"
@@ -30,8 +33,6 @@ namespace dgxrun::cli {
 
 // After the job's end: for output that is still under way. Longer than the shim drains its pipes (2 s).
 inline constexpr absl::Duration kDrainLimit = absl::Seconds(5);
-// A controller that is upgraded or moved is back within this; then the job is left to itself.
-inline constexpr absl::Duration kReconnectLimit = absl::Minutes(2);
 
 // Blocks SIGINT, SIGTERM and SIGHUP (and ignores SIGPIPE) for this thread and those it makes, and returns
 // an fd from which they are read. Call before any thread is started.
@@ -52,8 +53,11 @@ class AttachedJob {
 
   // Submits and stays until the end. Returns dgxrun's exit code; errors of the submit are the caller's.
   absl::StatusOr<int> Run(const v1::SubmitRequest& request);
+  // `status`: of a job that was submitted before.
+  int Attach(const v1::JobStatus& status);
 
  private:
+  int Follow();
   void OnSignals();
   void OnSignal(int signal);
   void RequestStop(const std::string& reason, bool at_once);
@@ -61,14 +65,15 @@ class AttachedJob {
   void ReaderGone();
 
   void StartWatch();
-  void StartLogs();
+  void StartHistory(uint32_t attempt);
+  void StartLogs(uint32_t attempt);
+  LogFollower::Options LogOptions(uint32_t attempt) const;
   void OnStatus(const v1::JobStatus& status);
   void OnWatchDone(const grpc::Status& status);
-  void OnLogsDone(const grpc::Status& status);
+  void OnLogsDone(const absl::Status& status);
   void SayChanges(const v1::JobStatus& status);
+  void SayLostOutput(const v1::JobStatus& status);
   void ArmDrain();
-  bool MayRetry();
-  void CheckFinished();
   void Pump();
   void CloseStreams();
   int ExitCode() const;
@@ -83,21 +88,19 @@ class AttachedJob {
   v1::JobStatus last_;
   bool have_status_ = false;
   std::unique_ptr<StreamReader<v1::JobStatus>> watch_;
-  std::unique_ptr<StreamReader<v1::OutputChunk>> logs_;
+  std::unique_ptr<LogFollower> logs_;  // the history first, if there is one; then all that follows
   bool logs_complete_ = false;
-  uint32_t logs_attempt_ = 0;  // of the newest output that has come
-  uint64_t chunks_ = 0;        // of output that have come
   bool closing_ = false;
   bool drain_over_ = false;
   bool drain_armed_ = false;
-  int open_calls_ = 0;  // stops under way
-  absl::Duration retry_delay_;
-  std::optional<int64_t> lost_since_ns_;
+  int open_calls_ = 0;            // stops under way
+  Retry retry_{kReconnectLimit};  // of the watch; the output is asked for as long as we stay
   bool said_lost_ = false;
 
   uint32_t said_attempt_ = 0;
   std::string waiting_;  // as last told; said once it has lasted
   std::string said_waiting_;
+  std::set<std::pair<uint32_t, std::string>> said_lost_output_;  // attempt, node
   int stop_signal_ = 0;
   int signals_ = 0;
   int watched_fd_ = -1;

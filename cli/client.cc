@@ -123,6 +123,29 @@ absl::StatusOr<v1::JobStatus> Client::Stop(const v1::StopRequest& request) {
   return reply.status();
 }
 
+void Client::StopLater(const v1::StopRequest& request, std::function<void(const grpc::Status&)> done) {
+  struct Call {
+    grpc::ClientContext context;
+    v1::StopRequest request;
+    v1::StopReply reply;
+  };
+  auto call = std::make_shared<Call>();
+  call->request = request;
+  SetLimit(&call->context, kAnswerLimit);
+  stub_->async()->Stop(&call->context, &call->request, &call->reply,
+                       [call, done = std::move(done)](grpc::Status status) { done(status); });
+}
+
+void Client::StartWatch(const v1::WatchRequest& request, StreamReader<v1::JobStatus>* reader) {
+  stub_->async()->Watch(reader->context(), &request, reader);
+  reader->Start();
+}
+
+void Client::StartLogs(const v1::LogsRequest& request, StreamReader<v1::OutputChunk>* reader) {
+  stub_->async()->Logs(reader->context(), &request, reader);
+  reader->Start();
+}
+
 absl::StatusOr<v1::JobStatus> Client::WaitEnded(const std::string& job, absl::Duration limit) {
   grpc::ClientContext context;
   SetLimit(&context, limit);

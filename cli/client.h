@@ -5,6 +5,7 @@
 #ifndef DGXRUN_CLI_CLIENT_H_
 #define DGXRUN_CLI_CLIENT_H_
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -13,6 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "cli/stream_reader.h"
 #include "dgxrun/v1/control.grpc.pb.h"
 #include "dgxrun/v1/control.pb.h"
 #include "grpcpp/channel.h"
@@ -40,6 +42,12 @@ class Client {
   absl::StatusOr<v1::JobStatus> Stop(const v1::StopRequest& request);
   // The status when the job has ended. DeadlineExceeded after `limit`.
   absl::StatusOr<v1::JobStatus> WaitEnded(const std::string& job, absl::Duration limit);
+
+  // `done` is called on another thread.
+  void StopLater(const v1::StopRequest& request, std::function<void(const grpc::Status&)> done);
+  // The reader's `done` is called once, whatever happens.
+  void StartWatch(const v1::WatchRequest& request, StreamReader<v1::JobStatus>* reader);
+  void StartLogs(const v1::LogsRequest& request, StreamReader<v1::OutputChunk>* reader);
 
   // The error of a call in words.
   absl::Status Explain(const grpc::Status& status) const;

@@ -3,7 +3,9 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstddef>
+#include <functional>
 #include <memory>
+#include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -21,7 +23,7 @@ constexpr uint32_t kMaxRestartLimit = 1000000;
 constexpr uint32_t kMaxDevNodes = 64;  // processes on one machine
 
 const std::vector<std::string>& Subcommands() {
-  static const std::vector<std::string> kNames = {"status", "nodes", "logs",    "why",  "stop",
+  static const std::vector<std::string> kNames = {"status", "nodes", "logs",    "why",  "attach", "stop",
                                                   "run",    "dev",   "cluster", "help", "version"};
   return kNames;
 }
@@ -100,15 +102,22 @@ class OptionSet {
     const bool takes_value = option->get_items_expected_max() > 0;
     if (takes_value && !value_inside) {
       if (*i + 1 >= words.size()) return Usage(absl::StrCat(name, " needs a value"));
+      if (words[*i + 1].empty()) return Empty(name);
       ours->push_back(word);
       ours->push_back(words[*i + 1]);
       *i += 2;
       return absl::OkStatus();
     }
     if (!takes_value && value_inside) return Usage(absl::StrCat(name, " takes no value"));
+    if (takes_value && word.size() == name.size() + 1 && word.back() == '=') return Empty(name);
     ours->push_back(word);
     *i += 1;
     return absl::OkStatus();
+  }
+
+  // Mostly a shell variable that is not set: to go on as if the option were not there would hide it.
+  static absl::Status Empty(const std::string& name) {
+    return Usage(absl::StrCat(name, " needs a value; it is empty"));
   }
 
   absl::Status Unknown(const std::string& name) {
@@ -194,6 +203,11 @@ absl::Status CheckLaunch(const LaunchOptions& options) {
     return Usage(absl::StrCat("--name ", options.name, ": letters, digits, \".\", \"_\" and \"-\", at most ",
                               kMaxNameLength));
   }
+  if (options.detach && options.nodes == 0 && options.cluster.empty()) {
+    return Usage(
+        "--detach needs a cluster (-n or --cluster): a job of this machine alone ends with its dgxrun; "
+        "dgxrun dev up starts a cluster here");
+  }
   if (!options.resume_args.empty() && options.ckpt_dir.empty()) {
     return Usage("--resume-arg needs --ckpt-dir, the folder in which checkpoints are found");
   }
@@ -218,6 +232,7 @@ absl::StatusOr<Command> ParseLaunch(const std::vector<std::string>& words, bool 
   set.Value("--resume-arg", &text.resume);
   set.Value("--export", &text.exports);
   set.Flag("--log-all", &options.log_all);
+  set.Flag("--detach", &options.detach);
   set.Flag("-h,--help", &help);
   set.Flag("--version", &version);
   std::vector<std::string> rest;
@@ -244,164 +259,183 @@ absl::StatusOr<Command> ParseLaunch(const std::vector<std::string>& words, bool 
   return options;
 }
 
-// Takes the one optional JOB of a subcommand.
-absl::Status TakeJob(const std::string& command, const std::vector<std::string>& positionals,
-                     std::string* job) {
-  if (positionals.size() > 1) {
-    return Usage(absl::StrCat("dgxrun ", command, " takes one job, not ", positionals.size()));
+// The frame of a subcommand: its options, --help, and what stands beside the options.
+class Subcommand {
+ public:
+  explicit Subcommand(std::string name) : name_(std::move(name)) {
+    set.Flag("-h,--help", &help_);
+    set.Positionals(&positionals);
   }
-  if (positionals.empty()) return absl::OkStatus();
-  if (!IsValidName(positionals[0])) {
-    return Usage(absl::StrCat("\"", positionals[0], "\" is neither a job's id nor a name"));
+  Subcommand& Json(bool* into) {
+    set.Flag("--json", into);
+    return *this;
   }
-  *job = positionals[0];
-  return absl::OkStatus();
-}
+  Subcommand& Cluster(std::string* into) {
+    set.Value("--cluster", into);
+    return *this;
+  }
+
+  // Takes the words apart and then calls `finish`, which checks them and gives the command. With `job`, the
+  // one word beside the options is a job's id or name.
+  absl::StatusOr<Command> Parse(const std::vector<std::string>& words, std::string* job,
+                                const std::function<absl::StatusOr<Command>()>& finish) {
+    if (absl::Status parsed = set.Parse(words, nullptr); !parsed.ok()) return parsed;
+    if (help_) return ShowText{HelpText(name_)};
+    if (job != nullptr) {
+      if (absl::Status taken = TakeJob(job); !taken.ok()) return taken;
+    }
+    return finish();
+  }
+
+  OptionSet set;
+  std::vector<std::string> positionals;
+
+ private:
+  absl::Status TakeJob(std::string* job) {
+    if (positionals.size() > 1) {
+      return Usage(absl::StrCat("dgxrun ", name_, " takes one job, not ", positionals.size()));
+    }
+    if (positionals.empty()) return absl::OkStatus();
+    if (!IsValidName(positionals[0])) {
+      return Usage(absl::StrCat("\"", positionals[0], "\" is neither a job's id nor a name"));
+    }
+    *job = positionals[0];
+    return absl::OkStatus();
+  }
+
+  std::string name_;
+  bool help_ = false;
+};
 
 absl::StatusOr<Command> ParseStatus(const std::vector<std::string>& words) {
   StatusOptions options;
-  bool help = false;
-  std::vector<std::string> positionals;
-  OptionSet set;
-  set.Flag("--all", &options.all);
-  set.Flag("--json", &options.json);
-  set.Value("--cluster", &options.cluster);
-  set.Flag("-h,--help", &help);
-  set.Positionals(&positionals);
-  if (absl::Status parsed = set.Parse(words, nullptr); !parsed.ok()) return parsed;
-  if (help) return ShowText{HelpText("status")};
-  if (absl::Status job = TakeJob("status", positionals, &options.job); !job.ok()) return job;
-  if (options.all && !options.job.empty()) return Usage("--all lists every job; leave out the job");
-  return options;
+  Subcommand sub("status");
+  sub.Json(&options.json).Cluster(&options.cluster).set.Flag("--all", &options.all);
+  return sub.Parse(words, &options.job, [&]() -> absl::StatusOr<Command> {
+    if (options.all && !options.job.empty()) return Usage("--all lists every job; leave out the job");
+    return options;
+  });
 }
 
 absl::StatusOr<Command> ParseNodes(const std::vector<std::string>& words) {
   NodesOptions options;
-  bool help = false;
-  std::vector<std::string> positionals;
-  OptionSet set;
-  set.Flag("--json", &options.json);
-  set.Value("--cluster", &options.cluster);
-  set.Flag("-h,--help", &help);
-  set.Positionals(&positionals);
-  if (absl::Status parsed = set.Parse(words, nullptr); !parsed.ok()) return parsed;
-  if (help) return ShowText{HelpText("nodes")};
-  if (!positionals.empty()) return Usage(absl::StrCat("dgxrun nodes takes no \"", positionals[0], "\""));
-  return options;
+  Subcommand sub("nodes");
+  sub.Json(&options.json).Cluster(&options.cluster);
+  return sub.Parse(words, nullptr, [&]() -> absl::StatusOr<Command> {
+    if (!sub.positionals.empty()) {
+      return Usage(absl::StrCat("dgxrun nodes takes no \"", sub.positionals[0], "\""));
+    }
+    return options;
+  });
 }
 
 absl::StatusOr<Command> ParseLogs(const std::vector<std::string>& words) {
   LogsOptions options;
   std::string ranks, attempt;
-  bool help = false;
-  std::vector<std::string> positionals;
-  OptionSet set;
-  set.Value("-r,--ranks", &ranks);
-  set.Flag("-f,--follow", &options.follow);
-  set.Value("--attempt", &attempt);
-  set.Value("--cluster", &options.cluster);
-  set.Flag("-h,--help", &help);
-  set.Positionals(&positionals);
-  if (absl::Status parsed = set.Parse(words, nullptr); !parsed.ok()) return parsed;
-  if (help) return ShowText{HelpText("logs")};
-  if (absl::Status job = TakeJob("logs", positionals, &options.job); !job.ok()) return job;
-  if (!ranks.empty()) {
-    auto list = ParseRankList(ranks);
-    if (!list.ok()) return InOption("-r", list.status());
-    options.ranks = *std::move(list);
-  }
-  if (!attempt.empty()) {
-    auto number = Number("--attempt", attempt, 0, kMaxRestartLimit);
-    if (!number.ok()) return number.status();
-    options.attempt = *number;
-  }
-  return options;
+  Subcommand sub("logs");
+  sub.Cluster(&options.cluster).set.Flag("-f,--follow", &options.follow);
+  sub.set.Value("-r,--ranks", &ranks);
+  sub.set.Value("--attempt", &attempt);
+  return sub.Parse(words, &options.job, [&]() -> absl::StatusOr<Command> {
+    if (sub.set.given("--ranks")) {
+      auto list = ParseRankList(ranks);
+      if (!list.ok()) return InOption("-r", list.status());
+      options.ranks = *std::move(list);
+    }
+    if (sub.set.given("--attempt")) {
+      auto number = Number("--attempt", attempt, 0, kMaxRestartLimit);
+      if (!number.ok()) return number.status();
+      options.attempt = *number;
+    }
+    return options;
+  });
 }
 
 absl::StatusOr<Command> ParseWhy(const std::vector<std::string>& words) {
   WhyOptions options;
-  bool help = false;
-  std::vector<std::string> positionals;
-  OptionSet set;
-  set.Flag("--json", &options.json);
-  set.Value("--cluster", &options.cluster);
-  set.Flag("-h,--help", &help);
-  set.Positionals(&positionals);
-  if (absl::Status parsed = set.Parse(words, nullptr); !parsed.ok()) return parsed;
-  if (help) return ShowText{HelpText("why")};
-  if (absl::Status job = TakeJob("why", positionals, &options.job); !job.ok()) return job;
-  return options;
+  Subcommand sub("why");
+  sub.Json(&options.json).Cluster(&options.cluster);
+  return sub.Parse(words, &options.job, [&]() -> absl::StatusOr<Command> { return options; });
+}
+
+absl::StatusOr<Command> ParseAttach(const std::vector<std::string>& words) {
+  AttachOptions options;
+  Subcommand sub("attach");
+  sub.Cluster(&options.cluster).set.Flag("--log-all", &options.log_all);
+  return sub.Parse(words, &options.job, [&]() -> absl::StatusOr<Command> { return options; });
 }
 
 absl::StatusOr<Command> ParseStop(const std::vector<std::string>& words) {
   StopOptions options;
   std::string grace;
-  bool help = false;
-  std::vector<std::string> positionals;
-  OptionSet set;
-  set.Value("--grace", &grace);
-  set.Value("--cluster", &options.cluster);
-  set.Flag("-h,--help", &help);
-  set.Positionals(&positionals);
-  if (absl::Status parsed = set.Parse(words, nullptr); !parsed.ok()) return parsed;
-  if (help) return ShowText{HelpText("stop")};
-  if (absl::Status job = TakeJob("stop", positionals, &options.job); !job.ok()) return job;
-  if (!grace.empty()) {
-    auto duration = ParseDurationWord(grace);
-    if (!duration.ok()) return InOption("--grace", duration.status());
-    options.grace = *duration;
-  }
-  return options;
+  Subcommand sub("stop");
+  sub.Cluster(&options.cluster).set.Value("--grace", &grace);
+  return sub.Parse(words, &options.job, [&]() -> absl::StatusOr<Command> {
+    if (sub.set.given("--grace")) {
+      auto duration = ParseDurationWord(grace);
+      if (!duration.ok()) return InOption("--grace", duration.status());
+      options.grace = *duration;
+    }
+    return options;
+  });
 }
 
 absl::StatusOr<Command> ParseDev(const std::vector<std::string>& words) {
   DevOptions options;
   std::string nodes;
-  bool help = false;
-  std::vector<std::string> positionals;
-  OptionSet set;
-  set.Value("-n,-N,--nodes", &nodes);
-  set.Flag("--json", &options.json);
-  set.Flag("-h,--help", &help);
-  set.Positionals(&positionals);
-  if (absl::Status parsed = set.Parse(words, nullptr); !parsed.ok()) return parsed;
-  if (help) return ShowText{HelpText("dev")};
-  if (positionals.size() != 1) return Usage("write dgxrun dev up, dgxrun dev down or dgxrun dev status");
-  if (positionals[0] == "up") {
-    options.what = DevOptions::What::kUp;
-  } else if (positionals[0] == "down") {
-    options.what = DevOptions::What::kDown;
-  } else if (positionals[0] != "status") {
-    return Usage(absl::StrCat("no dgxrun dev ", positionals[0], "; write up, down or status"));
-  }
-  if (!nodes.empty()) {
-    if (options.what != DevOptions::What::kUp) return Usage("-n belongs to dgxrun dev up");
-    auto number = Number("-n", nodes, 1, kMaxDevNodes);
-    if (!number.ok()) return number.status();
-    options.nodes = *number;
-  }
-  return options;
+  Subcommand sub("dev");
+  sub.Json(&options.json).set.Value("-n,-N,--nodes", &nodes);
+  return sub.Parse(words, nullptr, [&]() -> absl::StatusOr<Command> {
+    if (sub.positionals.size() != 1) {
+      return Usage("write dgxrun dev up, dgxrun dev down or dgxrun dev status");
+    }
+    const std::string& what = sub.positionals[0];
+    if (what == "up") {
+      options.what = DevOptions::What::kUp;
+    } else if (what == "down") {
+      options.what = DevOptions::What::kDown;
+    } else if (what != "status") {
+      return Usage(absl::StrCat("no dgxrun dev ", what, "; write up, down or status"));
+    }
+    if (sub.set.given("--nodes")) {
+      if (options.what != DevOptions::What::kUp) return Usage("-n belongs to dgxrun dev up");
+      auto number = Number("-n", nodes, 1, kMaxDevNodes);
+      if (!number.ok()) return number.status();
+      options.nodes = *number;
+    }
+    return options;
+  });
 }
 
-absl::StatusOr<Command> ParseCluster(const std::vector<std::string>& words) {
-  ClusterInitOptions options;
-  bool help = false;
-  std::vector<std::string> positionals;
-  OptionSet set;
-  set.Value("--name", &options.name);
-  set.Values("--host", &options.hosts);
-  set.Values("--user", &options.users);
-  set.Flag("-h,--help", &help);
-  set.Positionals(&positionals);
-  if (absl::Status parsed = set.Parse(words, nullptr); !parsed.ok()) return parsed;
-  if (help) return ShowText{HelpText("cluster")};
-  if (positionals.size() != 2 || positionals[0] != "init") return Usage("write dgxrun cluster init DIR");
-  options.dir = positionals[1];
+absl::StatusOr<Command> FinishInit(ClusterInitOptions options) {
   if (!IsValidName(options.name)) return Usage(absl::StrCat("--name ", options.name, ": not a valid name"));
   for (const std::string& user : options.users) {
     if (!IsValidName(user)) return Usage(absl::StrCat("--user ", user, ": not a valid account name"));
   }
   return options;
+}
+
+absl::StatusOr<Command> ParseCluster(const std::vector<std::string>& words) {
+  ClusterInitOptions init;
+  Subcommand sub("cluster");
+  sub.set.Value("--name", &init.name);
+  sub.set.Values("--host", &init.hosts);
+  sub.set.Values("--user", &init.users);
+  return sub.Parse(words, nullptr, [&]() -> absl::StatusOr<Command> {
+    const std::string what = sub.positionals.empty() ? "" : sub.positionals[0];
+    if (sub.positionals.size() != 2 || (what != "init" && what != "check")) {
+      return Usage("write dgxrun cluster init DIR or dgxrun cluster check NAME|FILE");
+    }
+    if (what == "check") {
+      for (const char* option : {"--name", "--host", "--user"}) {
+        if (sub.set.given(option)) return Usage(absl::StrCat(option, " belongs to dgxrun cluster init"));
+      }
+      return ClusterCheckOptions{sub.positionals[1]};
+    }
+    init.dir = sub.positionals[1];
+    if (init.dir.empty()) return Usage("the folder's name is empty");
+    return FinishInit(std::move(init));
+  });
 }
 
 }  // namespace
@@ -417,6 +451,7 @@ absl::StatusOr<Command> ParseCommandLine(const std::vector<std::string>& words) 
   if (first == "logs") return ParseLogs(rest);
   if (first == "why") return ParseWhy(rest);
   if (first == "stop") return ParseStop(rest);
+  if (first == "attach") return ParseAttach(rest);
   if (first == "dev") return ParseDev(rest);
   if (first == "cluster") return ParseCluster(rest);
   if (first == "version") return ShowText{VersionText()};

@@ -41,6 +41,7 @@ struct LaunchOptions {
   std::vector<std::string> resume_args;
   ExportRule exports;
   bool log_all = false;
+  bool detach = false;  // submit, and leave it running
   std::string script;
   std::vector<std::string> script_args;
 };
@@ -67,6 +68,11 @@ struct WhyOptions {
   std::string cluster;
   bool json = false;
 };
+struct AttachOptions {
+  std::string job;
+  std::string cluster;
+  bool log_all = false;
+};
 struct StopOptions {
   std::string job;
   std::string cluster;
@@ -84,12 +90,16 @@ struct ClusterInitOptions {
   std::vector<std::string> hosts;  // names or addresses of the controller's machine; first: the one to dial
   std::vector<std::string> users;  // empty: the caller
 };
+struct ClusterCheckOptions {
+  std::string cluster;  // name or file
+};
 struct ShowText {  // --help, --version
   std::string text;
 };
 
-using Command = std::variant<LaunchOptions, StatusOptions, NodesOptions, LogsOptions, WhyOptions, StopOptions,
-                             DevOptions, ClusterInitOptions, ShowText>;
+using Command =
+    std::variant<LaunchOptions, StatusOptions, NodesOptions, LogsOptions, WhyOptions, AttachOptions,
+                 StopOptions, DevOptions, ClusterInitOptions, ClusterCheckOptions, ShowText>;
 
 // `words`: argv without argv[0]. Errors are InvalidArgument with one line for the user.
 absl::StatusOr<Command> ParseCommandLine(const std::vector<std::string>& words);

@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <poll.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -41,6 +42,7 @@ Console::Console(int out_fd, int err_fd) {
 
 void Console::OnChunk(const v1::OutputChunk& chunk) {
   if (!chunk.error().empty()) {
+    if (history_) return;  // who follows after that hears it again
     // Once per node and text: with many ranks the same folder is missing many times.
     if (errors_said_.emplace(std::make_tuple(chunk.node(), chunk.error()), true).second) {
       Notice(absl::StrCat("output of ", chunk.node(), ": ", chunk.error()));
@@ -57,9 +59,29 @@ void Console::OnChunk(const v1::OutputChunk& chunk) {
     text.append(line);
     text += '\n';
   };
+  if (history_) {
+    // A line that is being written is not cut: its rest comes later.
+    source.lines.Add(chunk.offset(), chunk.data(), [&](std::string_view line) {
+      source.history.push_back(absl::StrCat(source.prefix, std::string(line), "\n"));
+      if (source.history.size() > kHistoryLines) source.history.pop_front();
+    });
+    return;
+  }
   if (!chunk.data().empty() || chunk.gap() > 0) source.lines.Add(chunk.offset(), chunk.data(), sink);
   if (chunk.end()) source.lines.Finish(sink);
   if (!text.empty()) Put(which, std::move(text));
+}
+
+void Console::EndHistory() {
+  history_ = false;
+  size_t streams = 0;
+  for (const auto& [key, source] : sources_) streams += source.history.empty() ? 0 : 1;
+  const size_t each = std::max<size_t>(1, kHistoryLines / std::max<size_t>(1, streams));
+  for (auto& [key, source] : sources_) {
+    while (source.history.size() > each) source.history.pop_front();
+    for (std::string& line : source.history) Put(std::get<2>(key), std::move(line));
+    source.history.clear();
+  }
 }
 
 void Console::FinishLines() {
@@ -109,8 +131,14 @@ void Console::Flush(bool wait) {
         Writable(target.fd, true);
       } else if (n < 0 && errno != EINTR) {
         // EPIPE, or a full disk: this output goes nowhere any more; the files have it all.
-        reader_gone_ = reader_gone_ || errno == EPIPE;
+        const int error = errno;
+        reader_gone_ = reader_gone_ || error == EPIPE;
         done = bytes.size();
+        if (which == 1 && error != EPIPE && out_error_ == 0) {
+          out_error_ = error;
+          Notice(absl::StrCat("cannot write to stdout: ", strerror(error),
+                              "; dgxrun logs shows what is missing"));
+        }
       }
     }
     waiting_ -= done;

@@ -9,9 +9,11 @@ constexpr char kMain[] = R"(dgxrun: launches, watches and resumes multi-node GPU
 
   dgxrun [options] script.py [args...]      run a script; what follows the script belongs to it
   dgxrun run [options] script.py [args...]  the same; for a script that is called like a subcommand
-  dgxrun status|nodes|logs|why|stop ...     look at jobs, or stop one
+  dgxrun status|nodes|logs|why ...          look at jobs
+  dgxrun attach|stop ...                    the console of a job that runs; stop one
   dgxrun dev up|down|status                 a cluster of real processes on this machine
   dgxrun cluster init DIR                   certificates and first files of a cluster over the network
+  dgxrun cluster check NAME|FILE            is a cluster file right?
 
 Examples
   dgxrun -g 2 train.py --lr 3e-4            this machine, 2 ranks; nothing to set up
@@ -43,6 +45,7 @@ When it fails
 
 Output
       --log-all            show all ranks, also above 16 ranks
+      --detach             on a cluster: print the job's id and leave it running; dgxrun attach comes back
       --help, --version
 
 Exit code: 0, the first failing rank's own, 128 + signal, or 64 usage, 69 unreachable, 70 internal,
@@ -71,6 +74,15 @@ constexpr char kWhy[] = R"(dgxrun why [JOB] [--json] [--cluster NAME|FILE]
 What ended a job, or its last attempt: which rank on which node, what happened, and the last lines of its
 stderr.
 )";
+constexpr char kAttach[] = R"(dgxrun attach [JOB] [--log-all] [--cluster NAME|FILE]
+
+The console of a job that runs on a cluster: its last lines, what it writes from now on, and at its end the
+summary and its exit code, as if it had been started here. Without JOB: the latest that runs.
+
+Ctrl-C and SIGTERM stop the job, a second one at once. Hang-up, or the end of this program, leave it running.
+While the controller is away it is tried again for 2 minutes; no line is lost or shown twice.
+  --log-all  show all ranks, also above 16 ranks
+)";
 constexpr char kStop[] = R"(dgxrun stop [JOB] [--grace TIME] [--cluster NAME|FILE]
 
 Stops a job on all nodes: SIGTERM, then SIGKILL after the job's grace, or TIME if that is shorter. Returns
@@ -91,14 +103,19 @@ Makes in DIR a certificate authority, certificates for the controller, the agent
 files controller.toml, agent.toml and cluster.toml to start from. Overwrites nothing.
   --host   name or address under which nodes and users reach the controller; the first one is dialled
   --user   accounts that get a certificate; default: yours
+
+dgxrun cluster check NAME|FILE
+
+Reads a cluster file, of the controller, an agent or a user, resolves the names in it and looks whether its
+certificates can be read, belong together and are in force. Prints ok, or what is wrong and where; dials nobody.
 )";
 
 }  // namespace
 
 std::string HelpText(const std::string& command) {
   static const std::map<std::string, const char*> kTexts = {
-      {"status", kStatus}, {"nodes", kNodes}, {"logs", kLogs},       {"why", kWhy},
-      {"stop", kStop},     {"dev", kDev},     {"cluster", kCluster},
+      {"status", kStatus}, {"nodes", kNodes}, {"logs", kLogs}, {"why", kWhy},
+      {"attach", kAttach}, {"stop", kStop},   {"dev", kDev},   {"cluster", kCluster},
   };
   const auto it = kTexts.find(command);
   return it == kTexts.end() ? kMain : it->second;

@@ -1,5 +1,6 @@
 #include "cli/launch.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/random.h>
 #include <unistd.h>
@@ -18,9 +19,11 @@
 #include "cli/client.h"
 #include "cli/cluster_choice.h"
 #include "cli/console.h"
+#include "cli/exit_codes.h"
 #include "cli/launch_command.h"
 #include "cli/local_jobs.h"
 #include "cli/local_mode.h"
+#include "cli/render.h"
 #include "launcher/cgroup.h"
 #include "proto/rpc/wire_version.h"
 
@@ -75,6 +78,18 @@ absl::StatusOr<v1::SubmitRequest> MakeSubmit(const LaunchOptions& options, const
   return request;
 }
 
+// The id alone on stdout, for `job=$(dgxrun --detach ...)`; the line for people on stderr.
+absl::StatusOr<int> Detach(const v1::SubmitRequest& request, Client& client, const std::string& where) {
+  auto reply = client.Submit(request);
+  if (!reply.ok()) return reply.status();
+  const std::string& job = reply->job_id();
+  fprintf(stderr, "dgxrun: %s (job %s), detached: dgxrun attach %s, dgxrun stop %s\n",
+          Layout(reply->nodes(), reply->ranks_per_node(), where).c_str(), job.c_str(), job.c_str(),
+          job.c_str());
+  fputs((job + "\n").c_str(), stdout);
+  return kExitOk;
+}
+
 absl::StatusOr<int> LaunchOnCluster(const LaunchOptions& options, const EnvMap& env, const Paths& paths) {
   auto cluster = NeedCluster(options.cluster, env, paths, options.nodes);
   if (!cluster.ok()) return cluster.status();
@@ -84,6 +99,7 @@ absl::StatusOr<int> LaunchOnCluster(const LaunchOptions& options, const EnvMap& 
   auto client = Client::Connect(cluster->file);
   if (!client.ok()) return client.status();
   if (auto info = client->Info(); !info.ok()) return info.status();
+  if (options.detach) return Detach(*request, *client, cluster->file.name);
   Console console(STDOUT_FILENO, STDERR_FILENO);
   AttachedJob::Options attached;
   attached.say_cpu = options.device == v1::DEVICE_AUTO;

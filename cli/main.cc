@@ -1,12 +1,17 @@
 // dgxrun: takes the words apart, calls one command, and turns its error into a line and an exit code.
+#include <errno.h>
 #include <stdio.h>
+#include <string.h>
 #include <unistd.h>
 
 #include <string>
 #include <variant>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "cli/attach.h"
+#include "cli/cluster_check.h"
 #include "cli/cluster_init.h"
 #include "cli/command_line.h"
 #include "cli/dev_cluster.h"
@@ -43,6 +48,9 @@ absl::StatusOr<int> Run(const Command& command, const EnvMap& env) {
   if (const auto* nodes = std::get_if<NodesOptions>(&command)) return ShowNodes(*nodes, env, *paths);
   if (const auto* logs = std::get_if<LogsOptions>(&command)) return ShowLogs(*logs, env, *paths);
   if (const auto* why = std::get_if<WhyOptions>(&command)) return ShowWhy(*why, env, *paths);
+  if (const auto* attach = std::get_if<AttachOptions>(&command)) return AttachCommand(*attach, env, *paths);
+  if (const auto* check = std::get_if<ClusterCheckOptions>(&command))
+    return CheckClusterCommand(*check, env, *paths);
   if (const auto* stop = std::get_if<StopOptions>(&command)) return StopJobCommand(*stop, env, *paths);
   if (const auto* dev = std::get_if<DevOptions>(&command)) return DevCommand(*dev, env, *paths);
   return absl::InternalError("a command without a handler");
@@ -55,6 +63,10 @@ int Main(const std::vector<std::string>& words) {
   spdlog::set_level(spdlog::level::off);
   auto command = ParseCommandLine(words);
   absl::StatusOr<int> code = command.ok() ? Run(*command, ProcessEnvironment()) : command.status();
+  // A program that reads us must not take half a text for the whole.
+  if (fflush(stdout) != 0 && code.ok() && *code == kExitOk) {
+    code = absl::InternalError(absl::StrCat("cannot write to stdout: ", strerror(errno)));
+  }
   if (code.ok()) return *code;
   fprintf(stderr, "dgxrun: %s\n", std::string(code.status().message()).c_str());
   return ExitCodeOf(code.status());

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <optional>
 #include <set>
 #include <string>
 #include <system_error>
@@ -21,7 +22,9 @@
 #include "cli/exit_codes.h"
 #include "cli/job_finder.h"
 #include "cli/local_mode.h"
+#include "cli/log_follower.h"
 #include "cli/render.h"
+#include "launcher/base/event_loop.h"
 #include "launcher/base/unique_fd.h"
 
 namespace dgxrun::cli {
@@ -32,8 +35,8 @@ constexpr absl::Duration kStopMargin = absl::Minutes(2);
 constexpr absl::Duration kLongestGrace = absl::Hours(24);  // what --grace takes at most
 
 int Print(const std::string& text) {
-  fputs(text.c_str(), stdout);
-  return fflush(stdout) == 0 ? kExitOk : kExitInternal;
+  fputs(text.c_str(), stdout);  // main sees to it that it was written
+  return kExitOk;
 }
 
 // A file of a local job, in chunks as a tail would send it.
@@ -114,6 +117,17 @@ absl::Status ShowLocalAttempt(const LocalJob& job, uint32_t attempt, const LogsO
   return absl::OkStatus();
 }
 
+// What the status knows of it is of the current attempt only.
+void SayLost(const v1::JobStatus& status, const LogsOptions& options, Console* console) {
+  if (options.attempt.value_or(status.attempt()) != status.attempt()) return;
+  for (const v1::JobNodeStatus& node : status.nodes()) {
+    if (const std::string line = RenderLost(node, HasEnded(status.state())); !line.empty())
+      console->Notice(line);
+  }
+}
+
+int ExitOf(const Console& console) { return console.out_error() == 0 ? kExitOk : kExitInternal; }
+
 // As the controller would: one attempt, or with -f all from that one on.
 absl::StatusOr<int> ShowLocalFiles(const LocalJob& job, const LogsOptions& options, Console* console) {
   const uint32_t first = options.attempt.value_or(job.status.attempt());
@@ -122,7 +136,36 @@ absl::StatusOr<int> ShowLocalFiles(const LocalJob& job, const LogsOptions& optio
     shown = ShowLocalAttempt(job, next, options, console);
   }
   if (!shown.ok()) return shown;
-  return kExitOk;
+  SayLost(job.status, options, console);
+  console->Flush(/*wait=*/true);
+  return ExitOf(*console);
+}
+
+// Without --attempt the current one: named, so that a lost connection does not make it a later one.
+LogsOptions FromHere(const LogsOptions& options, const v1::JobStatus& status) {
+  LogsOptions from = options;
+  if (!from.attempt.has_value()) from.attempt = status.attempt();
+  return from;
+}
+
+absl::Status ShowStream(Client client, const v1::JobStatus& status, const LogsOptions& options,
+                        Console* console) {
+  LogFollower::Options what;
+  what.job = status.job_id();
+  what.ranks = options.ranks;
+  what.attempt = FromHere(options, status).attempt;
+  what.follow = options.follow;
+  what.give_up = options.follow && status.cluster() != "local" ? kReconnectLimit : absl::ZeroDuration();
+  what.say_lost = true;
+  EventLoop loop;
+  std::optional<absl::Status> end;
+  LogFollower follower(&loop, &client, console, std::move(what), [&](const absl::Status& s) { end = s; });
+  follower.Start();
+  while (!end.has_value()) {
+    loop.RunOnce(absl::InfiniteDuration());
+    console->Flush(/*wait=*/true);
+  }
+  return *end;
 }
 
 }  // namespace
@@ -167,23 +210,19 @@ absl::StatusOr<int> ShowLogs(const LogsOptions& options, const EnvMap& env, cons
   }
   auto client = finder->ClientOf(*job);
   if (!client.ok()) return client.status();
-  grpc::ClientContext context;
-  v1::LogsRequest request;
-  request.set_job(job->status.job_id());
-  for (const uint32_t rank : options.ranks) request.add_ranks(rank);
-  request.set_follow(options.follow);
-  request.set_has_attempt(options.attempt.has_value());
-  request.set_attempt(options.attempt.value_or(0));
-  auto reader = client->stub()->Logs(&context, request);
-  v1::OutputChunk chunk;
-  while (reader->Read(&chunk)) {
-    console.OnChunk(chunk);
-    console.Flush(/*wait=*/true);
+  absl::Status shown = ShowStream(*std::move(client), job->status, options, &console);
+  if (!shown.ok() && job->local.has_value()) {
+    // The controller of a local job goes with its dgxrun; the files stay, and what was shown is not repeated.
+    auto again = finder->Find(job->status.job_id(), /*alive=*/false);
+    if (again.ok() && again->local.has_value() && HasEnded(again->status.state())) {
+      return ShowLocalFiles(*again->local, FromHere(options, job->status), &console);
+    }
   }
   console.FinishLines();
+  SayLost(job->status, options, &console);
   console.Flush(/*wait=*/true);
-  if (const grpc::Status status = reader->Finish(); !status.ok()) return client->Explain(status);
-  return kExitOk;
+  if (!shown.ok()) return shown;
+  return ExitOf(console);
 }
 
 absl::StatusOr<int> ShowWhy(const WhyOptions& options, const EnvMap& env, const Paths& paths) {

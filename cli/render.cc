@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cctype>
+#include <iterator>
 #include <map>
+#include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -86,6 +88,15 @@ uint64_t RanksOf(const v1::JobStatus& status) {
   return static_cast<uint64_t>(status.nodes_wanted()) * status.ranks_per_node();
 }
 
+// Of the current (or last) attempt, one line per node.
+std::vector<std::string> LostLines(const v1::JobStatus& status) {
+  std::vector<std::string> lines;
+  for (const v1::JobNodeStatus& node : status.nodes()) {
+    if (node.lost_output_bytes() > 0) lines.push_back(RenderLost(node, HasEnded(status.state())));
+  }
+  return lines;
+}
+
 std::string Where(const v1::JobStatus& status) {
   return status.cluster() == "local" || status.cluster().empty() ? "this machine" : status.cluster();
 }
@@ -124,6 +135,38 @@ std::string HumanDuration(absl::Duration duration) {
   if (seconds < 3600) return absl::StrFormat("%d min %d s", seconds / 60, seconds % 60);
   if (seconds < 48 * 3600) return absl::StrFormat("%d h %d min", seconds / 3600, seconds / 60 % 60);
   return absl::StrFormat("%d days", seconds / 86400);
+}
+
+std::string HumanBytes(uint64_t bytes) {
+  constexpr const char* kUnits[] = {"kB", "MB", "GB", "TB", "PB", "EB"};
+  if (bytes < 1000) return Plural(bytes, "byte");
+  double value = static_cast<double>(bytes) / 1000;
+  size_t unit = 0;
+  while (value >= 999.95 && unit + 1 < std::size(kUnits)) {
+    value /= 1000;
+    ++unit;
+  }
+  return absl::StrFormat("%.1f %s", value, kUnits[unit]);
+}
+
+std::string RenderAttached(const v1::JobStatus& status, const std::string& where, absl::Time now) {
+  std::string text =
+      absl::StrCat(Layout(status.nodes_wanted(), status.ranks_per_node(), where), " (job ", status.job_id(),
+                   "), ", StateName(status.state()), ", attempt ", status.attempt());
+  if (status.started_unix_ns() != 0) {
+    absl::StrAppend(&text, " for ", HumanDuration(now - absl::FromUnixNanos(status.started_unix_ns())));
+  }
+  if (!status.waiting_for().empty()) absl::StrAppend(&text, ", waits for ", status.waiting_for());
+  return text + "; its last lines:";
+}
+
+std::string RenderLost(const v1::JobNodeStatus& node, bool job_ended) {
+  if (node.lost_output_bytes() == 0) return "";
+  // While the job runs the number is of the last report; it has grown since.
+  return Printable(absl::StrCat(
+      node.name(), ": ", job_ended ? "" : "more than ", HumanBytes(node.lost_output_bytes()),
+      " of output could not be written: ", node.lost_output_reason(),
+      job_ended ? "" : "; the ranks run on, and what follows is written once there is room there again"));
 }
 
 std::string WhySentence(const v1::Why& why) {
@@ -172,6 +215,7 @@ std::string RenderStatus(const v1::JobStatus& status, absl::Time now) {
   for (const v1::JobNodeStatus& node : status.nodes()) {
     if (!node.log_dir().empty()) absl::StrAppend(&text, Row("logs", node.name() + ":" + node.log_dir()));
   }
+  for (const std::string& line : LostLines(status)) absl::StrAppend(&text, Row("lost", line));
   return text;
 }
 
@@ -207,9 +251,11 @@ std::string RenderNodes(const std::vector<v1::NodeInfo>& nodes) {
 
 std::string RenderWhy(const v1::JobStatus& status) {
   std::string text = absl::StrCat("job ", status.job_id(), " ", StateName(status.state()));
+  std::string lost;
+  for (const std::string& line : LostLines(status)) absl::StrAppend(&lost, Row("lost", line));
   if (!status.has_why()) {
-    return absl::StrCat(text,
-                        HasEnded(status.state()) ? "; nothing failed\n" : "; nothing has failed so far\n");
+    return absl::StrCat(
+        text, HasEnded(status.state()) ? "; nothing failed\n" : "; nothing has failed so far\n", lost);
   }
   const bool of_job = HasEnded(status.state()) && status.state() != v1::JOB_STATE_SUCCEEDED;
   absl::StrAppend(&text, of_job ? ", attempt " : "; attempt ", status.why().attempt(),
@@ -220,7 +266,7 @@ std::string RenderWhy(const v1::JobStatus& status) {
   if (status.why().stderr_tail_size() > 0) absl::StrAppend(&text, "last lines of its stderr:\n");
   for (const std::string& line : status.why().stderr_tail())
     absl::StrAppend(&text, "  ", Printable(line), "\n");
-  return text;
+  return text + lost;
 }
 
 std::string RenderRestart(const v1::Why& why, const v1::JobStatus& status) {
@@ -261,6 +307,7 @@ std::vector<std::string> RenderSummary(const v1::JobStatus& status) {
   } else {
     for (const auto& [folder, node] : folders) lines.push_back(absl::StrCat("logs: ", node, ":", folder));
   }
+  for (std::string& line : LostLines(status)) lines.push_back(std::move(line));
   return lines;
 }
 

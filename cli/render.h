@@ -35,6 +35,13 @@ std::string RenderNodes(const std::vector<v1::NodeInfo>& nodes);
 std::string RenderWhy(const v1::JobStatus& status);
 // "attempt 0 failed: rank 1 on node1 was killed by SIGKILL; restart 1 of 3 from ckpt/step_20.pt"
 std::string RenderRestart(const v1::Why& why, const v1::JobStatus& status);
+// What a client that attaches to a job says first.
+std::string RenderAttached(const v1::JobStatus& status, const std::string& where, absl::Time now);
+// "node2: 12.3 MB of output could not be written: /logs/...: No space left on device; ..."; empty: all is in
+// the files. What is to be done is added while it can still help.
+std::string RenderLost(const v1::JobNodeStatus& node, bool job_ended);
+// "512 bytes", "12.3 kB", "4.0 GB"
+std::string HumanBytes(uint64_t bytes);
 // What a launch prints at its end; each without the "dgxrun: " prefix.
 std::vector<std::string> RenderSummary(const v1::JobStatus& status);
 

@@ -37,6 +37,9 @@ Json NodeJson(const v1::JobNodeStatus& node) {
   json["name"] = node.name();
   json["state"] = StateName(node.state());
   json["log_dir"] = node.log_dir();
+  json["lost_output_bytes"] = node.lost_output_bytes();
+  json["lost_output_reason"] =
+      node.lost_output_reason().empty() ? Json(nullptr) : Json(node.lost_output_reason());
   json["ranks"] = Json::array();
   for (const v1::RankStatus& rank : node.ranks()) json["ranks"].push_back(RankJson(rank));
   return json;

@@ -206,7 +206,16 @@ GangActions Gang::GuardGone(int64_t now_ns) {
   return actions;
 }
 
-GangActions Gang::NoDescendants(const std::vector<std::string>& notes) {
+GangActions Gang::OutputLost(const v1::OutputLost& lost) {
+  GangActions actions;
+  if (state_ == GangState::kGone) return actions;
+  v1::ShimEvent event;
+  *event.mutable_output_lost() = lost;
+  Report(actions, std::move(event));
+  return actions;
+}
+
+GangActions Gang::NoDescendants(const std::vector<std::string>& notes, const v1::OutputLost& lost) {
   GangActions actions;
   if (state_ != GangState::kKilling) return actions;
   state_ = GangState::kGone;
@@ -219,6 +228,7 @@ GangActions Gang::NoDescendants(const std::vector<std::string>& notes) {
   detail.insert(detail.end(), notes.begin(), notes.end());
   gone.set_detail(absl::StrJoin(detail, "; "));
   gone.set_log_dir(log_dir_);
+  if (lost.bytes() > 0) *gone.mutable_lost() = lost;
   Report(actions, std::move(event));
   actions.push_back(ArmTimer{0});
   actions.push_back(Finish{});

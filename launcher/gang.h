@@ -84,8 +84,10 @@ class Gang {
   GangActions Tick(int64_t now_ns);
   GangActions AgentGone(int64_t now_ns);
   GangActions GuardGone(int64_t now_ns);
-  // `notes`: what a person should know of the end, e.g. lost log bytes; joined to the detail.
-  GangActions NoDescendants(const std::vector<std::string>& notes = {});
+  // Output of the ranks cannot be written; `lost` is of the whole attempt so far.
+  GangActions OutputLost(const v1::OutputLost& lost);
+  // `notes`: what a person should know of the end; joined to the detail. `lost`: output that is in no file.
+  GangActions NoDescendants(const std::vector<std::string>& notes = {}, const v1::OutputLost& lost = {});
 
   GangState state() const { return state_; }
   v1::AttemptPhase phase() const;

@@ -37,12 +37,11 @@ class StreamCopy {
   bool Copy(char* buffer) {
     counters_->busy.store(1);
     const ssize_t n = read(pipe_, buffer, kCopyBytes);
-    if (n > 0) {
-      counters_->taken += static_cast<uint64_t>(n);
-      Write(buffer, static_cast<size_t>(n));
-    }
+    const bool goes_on = n > 0 || (n < 0 && (errno == EINTR || errno == EAGAIN));
+    if (n > 0) Write(buffer, static_cast<size_t>(n));
+    if (!goes_on) WriteNote();
     counters_->busy.store(0);
-    return n > 0 || (n < 0 && (errno == EINTR || errno == EAGAIN));
+    return goes_on;
   }
 
  private:
@@ -50,28 +49,68 @@ class StreamCopy {
     if (path_.empty() || file_.valid()) return;
     file_.Reset(open(path_.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600));
     if (!file_.valid()) counters_->error = errno;
+    // Of a file that a writer before this one made, it is not known how it ends.
+    at_line_start_ = file_.valid() && lseek(file_.get(), 0, SEEK_END) == 0;
   }
 
-  // What the disk does not take is dropped and counted: a full disk must not stop the ranks.
+  // What was taken before but is neither in the file nor told there: also what a writer before this one had
+  // in hand when it was killed.
+  uint64_t Untold() const { return counters_->taken - counters_->written - counters_->noted - held_; }
+
   void Write(const char* data, size_t size) {
+    held_ = size;
+    counters_->taken += size;
     OpenFile();
-    while (size > 0 && file_.valid()) {
-      const ssize_t n = write(file_.get(), data, size);
+    const size_t done = path_.empty() ? size : WriteNote() ? WriteAll(data, size) : 0;
+    counters_->written += done;
+    counters_->dropped += size - done;
+    held_ = 0;
+  }
+
+  // The bytes that the file took.
+  size_t WriteAll(const char* data, size_t size) {
+    size_t done = 0;
+    while (done < size && file_.valid()) {
+      const ssize_t n = write(file_.get(), data + done, size - done);
       if (n < 0 && errno == EINTR) continue;
       if (n <= 0) {
         counters_->error = n < 0 ? errno : EIO;
-        return;
+        break;
       }
-      counters_->written += static_cast<uint64_t>(n);
-      data += n;
-      size -= static_cast<size_t>(n);
+      done += static_cast<size_t>(n);
     }
+    if (done > 0) at_line_start_ = data[done - 1] == '\n';
+    return done;
+  }
+
+  // Tells in the file what is missing, if anything is. False: the file does not take it (all of it) now.
+  bool WriteNote() {
+    if (path_.empty()) return true;
+    if (note_.empty() && Untold() > 0) {
+      const uint64_t missing = Untold();
+      const int error = counters_->error.load();
+      note_ = absl::StrCat(at_line_start_ ? "" : "\n", "[dgxrun: ", missing, " bytes are missing here: ",
+                           error != 0 ? strerror(error) : "the log writer was killed", "]\n");
+      const size_t done = WriteAll(note_.data(), note_.size());
+      if (done == 0) {
+        note_.clear();  // next time it may be more
+        return false;
+      }
+      counters_->noted += missing;
+      note_.erase(0, done);
+    } else if (!note_.empty()) {
+      note_.erase(0, WriteAll(note_.data(), note_.size()));
+    }
+    return note_.empty() && (Untold() == 0 || WriteNote());
   }
 
   int pipe_;
   const std::string path_;
   StreamCounters* counters_;
   UniqueFd file_;
+  bool at_line_start_ = false;
+  std::string note_;   // what the file did not yet take of a note
+  uint64_t held_ = 0;  // of taken: what is being written
 };
 
 bool BecomeOwner(const NodeSpawn& node, const std::vector<gid_t>& groups) {
@@ -82,7 +121,7 @@ bool BecomeOwner(const NodeSpawn& node, const std::vector<gid_t>& groups) {
 
 }  // namespace
 
-Output::Output(size_t ranks) : rank_count_(ranks), streams_(2 * ranks), rank_fds_(ranks) {}
+Output::Output(size_t ranks) : streams_(2 * ranks), rank_fds_(ranks) {}
 
 Output::~Output() {
   if (shared_ != nullptr) munmap(shared_, shared_bytes_);
@@ -172,6 +211,7 @@ void Output::RunWriter(const NodeSpawn& node, const std::vector<gid_t>& groups) 
   }
   const std::unique_ptr<char[]> buffer(new char[kCopyBytes]);
   size_t open_streams = polls.size();
+  uint64_t ring_at = 1;
   while (open_streams > 0) {
     if (poll(polls.data(), polls.size(), -1) < 0) continue;
     for (size_t i = 0; i < polls.size(); ++i) {
@@ -180,7 +220,10 @@ void Output::RunWriter(const NodeSpawn& node, const std::vector<gid_t>& groups) 
       polls[i].fd = -1;  // poll skips it
       --open_streams;
     }
-    if (shared_->wanted.load() != 0) eventfd_write(bell_.get(), 1);
+    uint64_t dropped = 0;
+    for (size_t i = 0; i < streams_.size(); ++i) dropped += counters_[i].dropped.load();
+    if (dropped >= ring_at || shared_->wanted.load() != 0) eventfd_write(bell_.get(), 1);
+    while (dropped >= ring_at) ring_at *= kLossStep;
   }
   _exit(0);
 }
@@ -207,15 +250,25 @@ std::vector<std::string> Output::Problems() const {
   if (writers_ > 1) {
     problems.push_back(absl::StrCat("the log writer died and was replaced ", writers_ - 1, " times"));
   }
-  uint64_t lost = 0;
-  for (size_t i = 0; i < streams_.size(); ++i) {
-    if (streams_[i].path.empty()) continue;
-    const int error = counters_[i].error.load();
-    if (error != 0) problems.push_back(absl::StrCat(streams_[i].path, ": ", strerror(error)));
-    lost += counters_[i].taken.load() - counters_[i].written.load();
-  }
-  if (lost > 0) problems.push_back(absl::StrCat(lost, " bytes of output were lost"));
   return problems;
+}
+
+v1::OutputLost Output::Lost() const {
+  v1::OutputLost lost;
+  int files = 0;
+  for (size_t i = 0; i < streams_.size(); ++i) {
+    const StreamCounters& counters = counters_[i];
+    const uint64_t bytes =
+        writer_ == 0 ? counters.taken.load() - counters.written.load() : counters.dropped.load();
+    if (bytes == 0) continue;
+    lost.set_bytes(lost.bytes() + bytes);
+    if (++files > 1) continue;
+    const int error = counters.error.load();
+    lost.set_reason(
+        absl::StrCat(streams_[i].path, ": ", error != 0 ? strerror(error) : "the log writer was killed"));
+  }
+  if (files > 1) absl::StrAppend(lost.mutable_reason(), " (and ", files - 1, " more files)");
+  return lost;
 }
 
 }  // namespace dgxrun

@@ -4,6 +4,10 @@
 // hangs, the writer hangs; the shim goes on reaping, fencing and killing. The shim keeps copies of the
 // pipes' read ends, so a writer that dies is replaced and no rank ever sees SIGPIPE.
 //
+// What the disk does not take (it is full, the folder is gone) is dropped and counted: a disk must not stop
+// the ranks. When it takes bytes again, a line of ours in the file says how many are missing before what
+// follows, so that every reader of the file sees the gap where it is.
+//
 // Each stream has counters in memory shared with the writer: bytes taken from the pipe and bytes written.
 // The difference, once a writer is dead or an error was seen, is what was lost.
 #ifndef DGXRUN_LAUNCHER_OUTPUT_H_
@@ -19,6 +23,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "dgxrun/v1/agent_link.pb.h"
 #include "launcher/base/sys.h"
 #include "launcher/base/unique_fd.h"
 #include "launcher/plan.h"
@@ -30,8 +35,10 @@ namespace dgxrun {
 struct StreamCounters {
   std::atomic<uint64_t> taken;
   std::atomic<uint64_t> written;
-  std::atomic<int32_t> error;  // errno of the last open or write that failed
-  std::atomic<uint32_t> busy;  // the writer holds bytes that are in neither the pipe nor the file
+  std::atomic<uint64_t> dropped;  // of taken: known to be lost
+  std::atomic<uint64_t> noted;    // of those: told by a line in the file
+  std::atomic<int32_t> error;     // errno of the last open or write that failed
+  std::atomic<uint32_t> busy;     // the writer holds bytes that are in neither the pipe nor the file
 };
 struct OutputShared {
   std::atomic<uint32_t> wanted;  // somebody waits for a stream to be drained: ring the bell
@@ -62,7 +69,13 @@ class Output {
   int bell() const { return bell_.get(); }
   void ClearBell();
 
-  // One line for a person for each thing that went wrong; empty: all is in the files.
+  // Bytes that are in no file, and the first file concerned with the reason. Each stream's loss is known as
+  // soon as it happens; what a killed writer had in hand only counts once it is gone (writer() == 0).
+  // bytes 0: nothing was lost. The bell rings when it begins, and each time kLossStep times as much is lost.
+  v1::OutputLost Lost() const;
+  static constexpr uint64_t kLossStep = 8;  // some 12 events from the first byte to a terabyte
+
+  // One line for a person for each other thing that went wrong.
   std::vector<std::string> Problems() const;
 
  private:
@@ -75,7 +88,6 @@ class Output {
   void CloseAllButStreams();
   absl::Status AddPipe(size_t index, const std::string& path);
 
-  size_t rank_count_;
   std::vector<Stream> streams_;  // stdout of rank i at 2i, stderr at 2i+1
   std::vector<RankFds> rank_fds_;
   OutputShared* shared_ = nullptr;

@@ -100,6 +100,7 @@ class Shim {
   void OnChildren();
   void TakeEnd(const ChildEnd& end);
   void DeliverExits(bool all);
+  void SayLost();
   void Perform(const GangActions& actions);
   void Do(const SignalRanks& action);
   void Do(const KillAll& action);
@@ -134,6 +135,7 @@ class Shim {
   std::optional<Cgroup> cgroup_;
   uint64_t oom_kills_seen_ = 0;
   std::deque<PendingExit> exits_;
+  uint64_t say_lost_at_ = 1;  // bytes of lost output at which it is said (again)
   std::vector<std::string> warnings_;
   EventLoop::TimerId gang_timer_ = 0, exit_timer_ = 0, drain_timer_ = 0;
   enum class Drain { kNotYet, kWaiting, kKilled, kGivenUp } drain_ = Drain::kNotYet;
@@ -261,6 +263,7 @@ void Shim::Begin() {
   }
   loop_.Watch(output_->bell(), EPOLLIN, [this](uint32_t) {
     output_->ClearBell();
+    SayLost();
     DeliverExits(false);
   });
   MakeCgroup();
@@ -392,6 +395,13 @@ void Shim::DeliverExits(bool all) {
   }
 }
 
+void Shim::SayLost() {
+  const v1::OutputLost lost = output_->Lost();
+  if (lost.bytes() < say_lost_at_) return;
+  while (say_lost_at_ <= lost.bytes()) say_lost_at_ *= Output::kLossStep;
+  Perform(gang_->OutputLost(lost));
+}
+
 void Shim::Perform(const GangActions& actions) {
   for (const GangAction& action : actions) {
     std::visit([this](const auto& one) { Do(one); }, action);
@@ -517,9 +527,13 @@ void Shim::CheckGone() {
   loop_.Cancel(drain_timer_);
   DeliverExits(true);
   std::vector<std::string> notes;
-  if (output_ != nullptr) notes = output_->Problems();
+  v1::OutputLost lost;
+  if (output_ != nullptr) {
+    notes = output_->Problems();
+    lost = output_->Lost();
+  }
   if (drain_ == Drain::kGivenUp) notes.push_back("the log writer hangs; its last bytes may be lost");
-  Perform(gang_->NoDescendants(notes));
+  Perform(gang_->NoDescendants(notes, lost));
 }
 
 void Shim::Clean() {

@@ -103,6 +103,13 @@ TEST(CommandLine, Subcommands) {
   EXPECT_EQ(logs.attempt, 1u);
   EXPECT_EQ(Parsed<WhyOptions>({"why", "--json"}).json, true);
   EXPECT_EQ(Parsed<StopOptions>({"stop", "j", "--grace", "0"}).grace, absl::ZeroDuration());
+  const auto attach = Parsed<AttachOptions>({"attach", "j", "--cluster", "x", "--log-all"});
+  EXPECT_EQ(attach.job, "j");
+  EXPECT_EQ(attach.cluster, "x");
+  EXPECT_TRUE(attach.log_all);
+  EXPECT_TRUE(Parsed<LaunchOptions>({"-n", "2", "--detach", "t.py"}).detach);
+  EXPECT_TRUE(Parsed<LaunchOptions>({"--cluster", "c", "--detach", "t.py"}).detach);
+  EXPECT_EQ(Parsed<ClusterCheckOptions>({"cluster", "check", "f.toml"}).cluster, "f.toml");
   EXPECT_EQ(Parsed<DevOptions>({"dev", "up", "-n", "3"}).nodes, 3u);
   EXPECT_EQ(Parsed<DevOptions>({"dev", "down"}).what, DevOptions::What::kDown);
   const auto init = Parsed<ClusterInitOptions>(
@@ -139,6 +146,22 @@ TEST(CommandLine, Errors) {
   EXPECT_THAT(ErrorOf({"logs", "--folow"}), HasSubstr("--follow"));
   EXPECT_THAT(ErrorOf({"dev", "sideways"}), HasSubstr("up, down or status"));
   EXPECT_THAT(ErrorOf({"cluster"}), HasSubstr("cluster init DIR"));
+  EXPECT_THAT(ErrorOf({"cluster", "check"}), HasSubstr("cluster check NAME|FILE"));
+  EXPECT_THAT(ErrorOf({"cluster", "check", "f", "--user", "u"}), HasSubstr("--user belongs to"));
+  EXPECT_THAT(ErrorOf({"cluster", "init", ""}), HasSubstr("empty"));
+  EXPECT_THAT(ErrorOf({"attach", "a", "b"}), HasSubstr("one job"));
+  EXPECT_THAT(ErrorOf({"atach"}), HasSubstr("did you mean attach?"));
+  EXPECT_THAT(ErrorOf({"--detach", "t.py"}), HasSubstr("--detach needs a cluster"));
+}
+
+// Mostly a shell variable that is not set.
+TEST(CommandLine, AnEmptyValueIsAnError) {
+  for (const char* option : {"-n", "-g", "--device", "--cluster", "--name", "--grace", "--max-restarts",
+                             "--ckpt-dir", "--resume-arg", "--export"}) {
+    EXPECT_THAT(ErrorOf({option, "", "t.py"}), HasSubstr(std::string(option) + " needs a value")) << option;
+  }
+  EXPECT_THAT(ErrorOf({"--ckpt-dir=", "t.py"}), HasSubstr("--ckpt-dir needs a value"));
+  EXPECT_THAT(ErrorOf({"status", "--cluster", ""}), HasSubstr("--cluster needs a value"));
 }
 
 TEST(CommandLine, Durations) {

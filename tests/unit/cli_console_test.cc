@@ -1,3 +1,4 @@
+#include <errno.h>
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -39,6 +40,45 @@ v1::OutputChunk Chunk(uint32_t rank, v1::Stream stream, uint64_t offset, const s
   chunk.set_offset(offset);
   chunk.set_data(data);
   return chunk;
+}
+
+TEST(Console, HistoryIsTheLastLinesAndCutsNoLine) {
+  Pipe out, err;
+  Console console(out.write_end.get(), err.write_end.get());
+  console.BeginHistory();
+  std::string text;
+  for (int i = 0; i < 30; ++i) text += "line " + std::to_string(i) + "\n";
+  v1::OutputChunk last = Chunk(0, v1::STREAM_STDOUT, 0, text + "half");
+  last.set_end(true);
+  console.OnChunk(last);
+  console.OnChunk(Chunk(0, v1::STREAM_STDERR, 0, "e1\ne2\n"));
+  v1::OutputChunk error;
+  error.set_error("node1: was lost");
+  console.OnChunk(error);
+  console.Flush(true);
+  EXPECT_EQ(out.Drain() + err.Drain(), "");
+  console.EndHistory();
+  console.OnChunk(Chunk(0, v1::STREAM_STDOUT, 0, text + "half and half\n"));  // asked for from the start
+  console.OnChunk(error);
+  console.Flush(true);
+  EXPECT_EQ(out.Drain(),
+            "[node1:0] line 25\n[node1:0] line 26\n[node1:0] line 27\n[node1:0] line 28\n"
+            "[node1:0] line 29\n[node1:0] half and half\n");
+  EXPECT_THAT(err.Drain(), HasSubstr("[node1:0] e1\n[node1:0] e2\ndgxrun: output of "));
+}
+
+TEST(Console, AFullStdoutIsSaidOnce) {
+  UniqueFd full(open("/dev/full", O_WRONLY | O_CLOEXEC));
+  Pipe err;
+  Console console(full.get(), err.write_end.get());
+  for (const char* data : {"one\n", "two\n"}) {
+    console.OnChunk(Chunk(0, v1::STREAM_STDOUT, data[0] == 'o' ? 0 : 4, data));
+    console.Flush(true);
+  }
+  EXPECT_EQ(console.out_error(), ENOSPC);
+  EXPECT_FALSE(console.reader_gone());
+  EXPECT_EQ(err.Drain(),
+            "dgxrun: cannot write to stdout: No space left on device; dgxrun logs shows what is missing\n");
 }
 
 TEST(Console, LinesAreWholeAndGoToTheirStream) {

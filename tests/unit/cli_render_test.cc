@@ -1,6 +1,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "absl/time/clock.h"
 #include "cli/render.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -77,6 +78,41 @@ TEST(Render, Status) {
             "  node2      up      rank 1 running (pid 101)\n"
             "logs       node1:/logs/3f2a1c-1/attempt_1\n"
             "logs       node2:/logs/3f2a1c-1/attempt_1\n");
+}
+
+TEST(Render, LostOutput) {
+  v1::JobStatus job = Job();
+  EXPECT_EQ(RenderLost(job.nodes(1), false), "");
+  job.mutable_nodes(1)->set_lost_output_bytes(12'345'678);
+  job.mutable_nodes(1)->set_lost_output_reason("/logs/rank_1.out: No space left on device");
+  const std::string end = "12.3 MB of output could not be written: /logs/rank_1.out: No space left on device";
+  EXPECT_EQ(RenderLost(job.nodes(1), true), "node2: " + end);
+  EXPECT_EQ(RenderLost(job.nodes(1), false),
+            "node2: more than " + end +
+                "; the ranks run on, and what follows is written once there is room there again");
+  EXPECT_THAT(RenderStatus(job, absl::Now()), HasSubstr("\nlost       node2: more than 12.3 MB"));
+  EXPECT_THAT(RenderWhy(job), HasSubstr("\nlost       node2: more than 12.3 MB"));
+  job.set_state(v1::JOB_STATE_SUCCEEDED);
+  EXPECT_EQ(RenderSummary(job).back(), "node2: " + end);
+  const auto json = nlohmann::json::parse(StatusJson(job));
+  EXPECT_EQ(json["nodes"][0]["lost_output_bytes"], 0);
+  EXPECT_TRUE(json["nodes"][0]["lost_output_reason"].is_null());
+  EXPECT_EQ(json["nodes"][1]["lost_output_bytes"], 12'345'678);
+  EXPECT_EQ(json["nodes"][1]["lost_output_reason"], "/logs/rank_1.out: No space left on device");
+}
+
+TEST(Render, HumanBytes) {
+  EXPECT_EQ(HumanBytes(1), "1 byte");
+  EXPECT_EQ(HumanBytes(999), "999 bytes");
+  EXPECT_EQ(HumanBytes(1000), "1.0 kB");
+  EXPECT_EQ(HumanBytes(999'949), "999.9 kB");
+  EXPECT_EQ(HumanBytes(999'999), "1.0 MB");
+  EXPECT_EQ(HumanBytes(UINT64_MAX), "18.4 EB");
+}
+
+TEST(Render, Attached) {
+  EXPECT_EQ(RenderAttached(Job(), "dev", absl::FromUnixNanos(1065 * kSecond)),
+            "2 nodes × 1 = 2 ranks on dev (job 3f2a1c-1), running, attempt 1 for 5.0 s; its last lines:");
 }
 
 TEST(Render, Layout) {

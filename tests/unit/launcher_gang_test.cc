@@ -25,6 +25,7 @@ struct Words {
     if (event.has_started()) out->push_back("started");
     if (event.has_spawn_failed()) out->push_back("spawn_failed");
     if (event.has_exited()) out->push_back(absl::StrCat("exited ", event.exited().rank()));
+    if (event.has_output_lost()) out->push_back("output_lost");
     if (event.has_gone()) out->push_back(absl::StrCat("gone ", v1::Cause_Name(event.gone().cause())));
   }
   void operator()(const ArmTimer& a) const {
@@ -121,6 +122,9 @@ TEST(GangTable, EveryInputInEveryState) {
       {"guard gone",
        [](Gang& g) { return g.GuardGone(kSecond); },
        {"kill, arm 1100", "kill, arm 1100", "kill, arm 1100", "", ""}},
+      {"output lost",
+       [](Gang& g) { return g.OutputLost(v1::OutputLost()); },
+       {"output_lost", "output_lost", "output_lost", "output_lost", ""}},
       {"no descendants",
        [](Gang& g) { return g.NoDescendants(); },
        {"", "", "", "gone CAUSE_UNSPECIFIED, arm 0, finish", ""}},
@@ -192,10 +196,13 @@ TEST(Gang, TheFirstCauseIsKept) {
   gang.GuardGone(kSecond);
   gang.AgentGone(kSecond);
   gang.Tick(5 * kSecond);
-  gang.NoDescendants({"2 bytes of output were lost"});
+  v1::OutputLost lost;
+  lost.set_bytes(2);
+  gang.NoDescendants({"the log writer hangs"}, lost);
   const v1::AttemptGone& gone = gang.events().back().gone();
   EXPECT_EQ(gone.cause(), v1::CAUSE_SUPERVISOR_LOST);
-  EXPECT_EQ(gone.detail(), "the guard of the shim is gone; 2 bytes of output were lost");
+  EXPECT_EQ(gone.detail(), "the guard of the shim is gone; the log writer hangs");
+  EXPECT_EQ(gone.lost().bytes(), 2u);
 }
 
 TEST(Gang, StopsOnlyShortenTheGrace) {

@@ -184,9 +184,39 @@ TEST_P(ShimTest, LogsThatCannotBeWrittenDoNotStopTheRanks) {
   harness_.Start(start);
   const v1::AttemptGone gone = harness_.UntilGone();
   EXPECT_EQ(gone.ranks(0).exit().code(), 0);
-  EXPECT_NE(gone.detail().find("/no/such/folder/rank_0.out: No such file"), std::string::npos)
-      << gone.detail();
-  EXPECT_NE(gone.detail().find("bytes of output were lost"), std::string::npos);
+  EXPECT_EQ(gone.detail(), "");
+  size_t bytes = 0;  // what the rank writes
+  for (int i = 0; i < 10; ++i)
+    bytes += absl::StrCat("rank 0 line ", i, " of the output\n").size() * (2 - i % 2);
+  EXPECT_EQ(gone.lost().bytes(), bytes);
+  EXPECT_EQ(gone.lost().reason(), "/no/such/folder/rank_0.out: No such file or directory (and 1 more files)");
+  int said = 0;
+  for (const v1::ShimEvent& event : harness_.seen()) said += event.has_output_lost() ? 1 : 0;
+  EXPECT_GE(said, 1);
+  EXPECT_LE(said, 3);  // each time at least kLossStep times as much
+}
+
+TEST_P(ShimTest, LostOutputIsSaidAtOnceAndTheFileTellsItOnceItCanBeWritten) {
+  v1::ShimStart start = harness_.Plan(
+      1, Sh("printf 'lost line\nand a'; while [ ! -e go ]; do sleep 0.01; done; printf ' half\nkept\n'; "
+            "[ ! -e never ]"));
+  const std::string logs = harness_.File("logs");
+  start.set_log_dir(logs);
+  harness_.Start(start);
+  std::optional<v1::ShimEvent> event;
+  do {
+    event = harness_.Next();
+  } while (event && !event->has_output_lost());
+  ASSERT_TRUE(event) << "the loss was not said while the rank runs";
+  EXPECT_EQ(event->output_lost().bytes(), 15u);
+  EXPECT_EQ(event->output_lost().reason(), logs + "/rank_0.out: No such file or directory");
+  ASSERT_EQ(mkdir(logs.c_str(), 0700), 0);
+  ASSERT_TRUE(WriteFileAtomically(harness_.File("go"), "").ok());
+  const v1::AttemptGone gone = harness_.UntilGone();
+  EXPECT_EQ(gone.ranks(0).exit().code(), 0);
+  EXPECT_EQ(gone.lost().bytes(), 15u);
+  EXPECT_EQ(Slurp(logs + "/rank_0.out"),
+            "[dgxrun: 15 bytes are missing here: No such file or directory]\n half\nkept\n");
 }
 
 TEST_P(ShimTest, ARankSeesItsEnvironmentAndThreeDescriptors) {
