@@ -43,10 +43,16 @@ int Weight(v1::Verdict verdict) {
 using Group = std::vector<const v1::CheckpointFinding*>;
 using Facts = std::map<std::string, uint64_t>;
 
-void SetPartial(const v1::FileFact& fact, v1::Checkpoint& checkpoint) {
+// Says it in the words of the node that missed it first.
+void SetPartial(const Group& group, const v1::FileFact& fact, v1::Checkpoint& checkpoint) {
   checkpoint.set_verdict(v1::VERDICT_PARTIAL);
   checkpoint.set_file(fact.name());
   checkpoint.set_reason(fact.name() + " lies on no node in full");
+  for (const v1::CheckpointFinding* finding : group) {
+    if (finding->checkpoint().file() != fact.name()) continue;
+    checkpoint.set_reason(finding->checkpoint().reason());
+    return;
+  }
 }
 
 // `merged` is the finding of the node that knows most; the others' files may be what it misses.
@@ -88,7 +94,7 @@ void Cover(const Group& group, v1::CheckpointFinding& merged) {
   v1::Checkpoint& checkpoint = *merged.mutable_checkpoint();
   checkpoint.set_bytes(bytes);
   if (merged.missing_size() > 0) {
-    SetPartial(merged.missing(0), checkpoint);
+    SetPartial(group, merged.missing(0), checkpoint);
   } else {
     checkpoint.set_verdict(v1::VERDICT_COMPLETE);
     checkpoint.clear_file();

@@ -1,0 +1,110 @@
+#include "agent/ckpt/siblings.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "agent/ckpt/format.h"
+#include "agent/ckpt/names.h"
+#include "agent/ckpt/text.h"
+
+namespace dgxrun::agent::ckpt {
+namespace {
+
+bool IsCompared(std::string_view format) {
+  return format == kTorch || format == kSafetensors || format == kTrainer || format == kAccelerate ||
+         format == kMegatron;
+}
+
+std::string WithoutStep(std::string_view name, int64_t step) {
+  std::string out;
+  for (size_t at = 0; at < name.size();) {
+    size_t end = at;
+    while (end < name.size() && name[end] >= '0' && name[end] <= '9') ++end;
+    if (end == at) {
+      out.push_back(name[at++]);
+      continue;
+    }
+    const std::string_view digits = name.substr(at, end - at);
+    out += ParseDigits(digits) == step ? "#" : std::string(digits);
+    at = end;
+  }
+  return out;
+}
+
+bool IsRankFile(std::string_view name) {
+  return NumberBetween(name, "rng_state_", ".pth").has_value() ||
+         NumberBetween(name, "random_states_", ".pkl").has_value();
+}
+
+// The first name of `more` that `fewer` lacks, if `fewer` is a true subset.
+std::optional<std::string> Lacks(const std::vector<std::string>& fewer,
+                                 const std::vector<std::string>& more) {
+  if (fewer.size() >= more.size()) return std::nullopt;
+  if (!std::includes(more.begin(), more.end(), fewer.begin(), fewer.end())) return std::nullopt;
+  for (const std::string& name : more) {
+    if (!std::binary_search(fewer.begin(), fewer.end(), name)) return name;
+  }
+  return std::nullopt;
+}
+
+bool Comparable(const Listed& a, const Listed& b) {
+  return !b.names.empty() && b.finding.checkpoint().verdict() == v1::VERDICT_COMPLETE &&
+         a.finding.checkpoint().format() == b.finding.checkpoint().format();
+}
+
+}  // namespace
+
+std::vector<std::string> ComparedNames(const Tree& tree, const v1::Checkpoint& checkpoint,
+                                       uint32_t world_size) {
+  std::vector<std::string> names;
+  if (!tree.is_folder() || tree.files().size() > kMaxComparedFiles || !IsCompared(checkpoint.format()))
+    return names;
+  const auto ranks = std::count_if(tree.files().begin(), tree.files().end(),
+                                   [](const auto& file) { return IsRankFile(file.first); });
+  const bool all_ranks = world_size > 0 && ranks == static_cast<ptrdiff_t>(world_size);
+  for (const auto& [path, info] : tree.files()) {
+    if (all_ranks && IsRankFile(path)) continue;
+    const bool counts = HasDataExtension(path) || path.ends_with(".json");
+    if (counts) names.push_back(WithoutStep(path, checkpoint.step()));
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+void CompareSiblings(std::vector<Listed>& listed) {
+  // Decided for all before any verdict changes.
+  std::vector<std::pair<size_t, std::string>> found;
+  std::vector<size_t> from;
+  for (size_t i = 0; i < listed.size(); ++i) {
+    const Listed& one = listed[i];
+    if (one.names.empty() || one.finding.checkpoint().verdict() != v1::VERDICT_COMPLETE) continue;
+    bool another_like_it = false;
+    std::optional<std::string> lacks;
+    size_t older = 0;
+    for (size_t j = 0; j < listed.size() && !another_like_it; ++j) {
+      if (j == i || !Comparable(one, listed[j])) continue;
+      another_like_it = listed[j].names == one.names;
+      if (j < i || lacks.has_value()) continue;
+      lacks = Lacks(one.names, listed[j].names);
+      older = j;
+    }
+    if (another_like_it || !lacks.has_value()) continue;
+    found.emplace_back(i, *lacks);
+    from.push_back(older);
+  }
+  for (size_t n = 0; n < found.size(); ++n) {
+    v1::Checkpoint& checkpoint = *listed[found[n].first].finding.mutable_checkpoint();
+    const std::string& path = listed[from[n]].finding.checkpoint().path();
+    std::string name = found[n].second;
+    if (const size_t hash = name.find('#'); hash != std::string::npos) {
+      name.replace(hash, 1, std::to_string(checkpoint.step()));
+    }
+    checkpoint.set_verdict(v1::VERDICT_PARTIAL);
+    checkpoint.set_file(name);
+    checkpoint.set_reason(Cat({"missing: ", path.substr(path.rfind('/') + 1), " has it"}));
+    v1::FileFact& fact = *listed[found[n].first].finding.add_missing();
+    fact.set_name(name);
+  }
+}
+
+}  // namespace dgxrun::agent::ckpt

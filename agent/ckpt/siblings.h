@@ -1,0 +1,35 @@
+// What one checkpoint of a listing tells about another: where a format does not say which files it should
+// have, those of the others do. Pure.
+#ifndef DGXRUN_AGENT_CKPT_SIBLINGS_H_
+#define DGXRUN_AGENT_CKPT_SIBLINGS_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "agent/ckpt/judge.h"
+#include "agent/ckpt/tree.h"
+#include "dgxrun/v1/job.pb.h"
+
+namespace dgxrun::agent::ckpt {
+
+// Checkpoints with more files than this are not compared: their formats have metadata.
+inline constexpr size_t kMaxComparedFiles = 4096;
+
+struct Listed {
+  v1::CheckpointFinding finding;
+  // Names of its files, its own step replaced by "#", sorted; empty: not compared.
+  std::vector<std::string> names;
+};
+
+// The names to compare. `world_size`: of the options; files of ranks are left out if there are as many.
+std::vector<std::string> ComparedNames(const Tree& tree, const v1::Checkpoint& checkpoint,
+                                       uint32_t world_size);
+
+// `listed` newest first. A COMPLETE checkpoint that lacks files of an older COMPLETE one of its format
+// becomes PARTIAL, unless a third one lacks just the same: then the script has changed what it saves.
+void CompareSiblings(std::vector<Listed>& listed);
+
+}  // namespace dgxrun::agent::ckpt
+
+#endif  // DGXRUN_AGENT_CKPT_SIBLINGS_H_
