@@ -1,6 +1,7 @@
 #include "cli/client.h"
 
 #include <chrono>
+#include <future>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -9,6 +10,7 @@
 #include "cli/render.h"
 #include "grpcpp/client_context.h"
 #include "proto/rpc/credentials.h"
+#include "proto/rpc/status.h"
 #include "proto/rpc/wire_version.h"
 
 namespace dgxrun::cli {
@@ -65,7 +67,17 @@ absl::StatusOr<v1::ControllerInfo> Client::Info() {
   return reply;
 }
 
+absl::StatusOr<v1::SubmitReply> Client::SubmitHere(const v1::SubmitRequest& request) {
+  // Shared: the future may be read before set_value has returned.
+  auto answer = std::make_shared<std::promise<absl::StatusOr<v1::SubmitReply>>>();
+  here_->Submit(request, [answer](absl::Status status, v1::SubmitReply reply) {
+    answer->set_value(status.ok() ? absl::StatusOr<v1::SubmitReply>(std::move(reply)) : std::move(status));
+  });
+  return answer->get_future().get();
+}
+
 absl::StatusOr<v1::SubmitReply> Client::Submit(const v1::SubmitRequest& request) {
+  if (here_ != nullptr) return SubmitHere(request);
   grpc::Status status;
   for (int i = 0; i < kSubmitTries; ++i) {
     grpc::ClientContext context;
@@ -124,6 +136,10 @@ absl::StatusOr<v1::JobStatus> Client::Stop(const v1::StopRequest& request) {
 }
 
 void Client::StopLater(const v1::StopRequest& request, std::function<void(const grpc::Status&)> done) {
+  if (here_ != nullptr) {
+    return here_->Stop(
+        request, [done = std::move(done)](absl::Status status, v1::StopReply) { done(ToGrpc(status)); });
+  }
   struct Call {
     grpc::ClientContext context;
     v1::StopRequest request;
@@ -137,11 +153,24 @@ void Client::StopLater(const v1::StopRequest& request, std::function<void(const 
 }
 
 void Client::StartWatch(const v1::WatchRequest& request, StreamReader<v1::JobStatus>* reader) {
+  if (here_ != nullptr) {
+    return reader->StartHere(here_->Watch(
+        request, [reader](const v1::JobStatus& status) { reader->Take(status, nullptr); },
+        [reader](const grpc::Status& status) { reader->End(status); }));
+  }
   stub_->async()->Watch(reader->context(), &request, reader);
   reader->Start();
 }
 
 void Client::StartLogs(const v1::LogsRequest& request, StreamReader<v1::OutputChunk>* reader) {
+  if (here_ != nullptr) {
+    return reader->StartHere(here_->Logs(
+        request,
+        [reader](v1::OutputChunk chunk, std::function<void()> taken) {
+          reader->Take(std::move(chunk), std::move(taken));
+        },
+        [reader](const grpc::Status& status) { reader->End(status); }));
+  }
   stub_->async()->Logs(reader->context(), &request, reader);
   reader->Start();
 }

@@ -1,5 +1,3 @@
-#include "cli/launch.h"
-
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/random.h>
@@ -20,6 +18,7 @@
 #include "cli/cluster_choice.h"
 #include "cli/console.h"
 #include "cli/exit_codes.h"
+#include "cli/launch.h"
 #include "cli/launch_command.h"
 #include "cli/local_jobs.h"
 #include "cli/local_mode.h"
@@ -125,7 +124,8 @@ absl::StatusOr<int> LaunchHere(const LaunchOptions& options, const EnvMap& env, 
   const UniqueFd signals = TakeSignals();
   auto prepared = LocalMode::Prepare(paths);
   if (!prepared.ok()) return AsConfiguration(prepared.status());
-  auto mode = LocalMode::Start(*std::move(prepared), paths, inventory, terminal);
+  auto mode =
+      LocalMode::Start(*std::move(prepared), paths, inventory, inventory_options.cgroup_parent, terminal);
   if (!mode.ok()) return AsConfiguration(mode.status());
 
   Console console(STDOUT_FILENO, STDERR_FILENO);
@@ -144,7 +144,7 @@ absl::StatusOr<int> LaunchHere(const LaunchOptions& options, const EnvMap& env, 
     console.Notice(absl::StrCat("dgxrun status will not know this job: ", std::string(written.message())));
   };
   auto code =
-      AttachedJob(Client((*mode)->channel(), "this machine"), std::move(attached), &console, signals.get())
+      AttachedJob(Client((*mode)->controller(), "this machine"), std::move(attached), &console, signals.get())
           .Run(*request);
   mode->reset();
   jobs.Prune(kKeptLocalJobs);

@@ -10,7 +10,9 @@
 #include <system_error>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "cli/exit_codes.h"
 #include "cli/paths.h"
 #include "cli/render.h"
@@ -49,7 +51,41 @@ void TellClientLost(const std::string& folder, v1::JobStatus* status) {
   }
 }
 
+// Of the processes of a job in peers mode: the newest status, and a socket on which somebody listens.
+bool ReadPeersJob(const std::string& folder, LocalJob* job) {
+  int64_t newest = 0;
+  bool was_here = false;
+  for (const std::string& name : ListFolder(folder)) {
+    const std::string path = absl::StrCat(folder, "/", name);
+    if (absl::StartsWith(name, "status.") && absl::EndsWith(name, ".pb")) {
+      v1::JobStatus status;
+      auto bytes = ReadFile(path);
+      if (!bytes.ok() || !status.ParseFromString(*bytes) || ModifiedNs(path) < newest) continue;
+      newest = ModifiedNs(path);
+      job->status = std::move(status);
+    } else if (absl::StartsWith(name, "control.") && !absl::EndsWith(name, ".tmp")) {
+      auto text = ReadFile(path);
+      if (!text.ok()) continue;
+      const std::pair<std::string, std::string> lines = absl::StrSplit(*text, absl::MaxSplits('\n', 1));
+      was_here |= access(lines.first.substr(0, lines.first.rfind('/')).c_str(), F_OK) == 0;
+      // The endpoint's own socket answers without a key.
+      if (!SomebodyListens(lines.first) || (!job->control_socket.empty() && job->endpoint.empty())) continue;
+      job->control_socket = lines.first;
+      job->endpoint = lines.second;
+    }
+  }
+  if (newest == 0) return false;
+  job->folder = folder;
+  if (HasEnded(job->status.state())) {
+    job->control_socket.clear();
+  } else if (job->control_socket.empty() && was_here) {
+    TellClientLost(folder, &job->status);
+  }  // else it runs on other machines, as far as anybody here can tell
+  return true;
+}
+
 bool ReadJob(const std::string& folder, LocalJob* job) {
+  if (access((folder + kStatusName).c_str(), F_OK) != 0) return ReadPeersJob(folder, job);
   auto bytes = ReadFile(folder + kStatusName);
   if (!bytes.ok() || !job->status.ParseFromString(*bytes)) return false;
   job->folder = folder;
@@ -87,7 +123,18 @@ absl::Status LocalJobs::Write(const v1::JobStatus& status, const std::string& co
     absl::Status control = WriteFileAtomically(folder + kControlName, control_socket);
     if (!control.ok()) return control;
   }
-  return WriteFileAtomically(folder + kStatusName, status.SerializeAsString());
+  return WriteFileQuickly(folder + kStatusName, status.SerializeAsString());
+}
+
+absl::Status LocalJobs::WritePeer(const v1::JobStatus& status, const std::string& node,
+                                  const std::string& socket, const std::string& endpoint) const {
+  if (!IsValidName(status.job_id())) return absl::InternalError("a job without a valid id");
+  const std::string folder = absl::StrCat(folder_, "/", status.job_id());
+  if (absl::Status made = MakeFolders(folder, 0700); !made.ok()) return made;
+  const std::string lines = endpoint.empty() ? socket : absl::StrCat(socket, "\n", endpoint);
+  absl::Status control = WriteFileAtomically(absl::StrCat(folder, kControlName, ".", node), lines);
+  if (!control.ok()) return control;
+  return WriteFileAtomically(absl::StrCat(folder, "/status.", node, ".pb"), status.SerializeAsString());
 }
 
 std::vector<LocalJob> LocalJobs::List() const {

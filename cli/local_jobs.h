@@ -4,6 +4,10 @@
 //   <job>/control      path of that process's control socket, one line
 //   <job>/attempt_<k>/ output of the ranks
 //
+// Of a job in peers mode each process on this machine (and on others, where the home is shared) writes its
+// own <job>/status.<node>.pb and control.<node>; the latter has a second line where the controller is
+// elsewhere: its address.
+//
 // A status that has not ended, while nobody listens on the socket, means that the dgxrun process was
 // killed: such a job is told as failed, cause client_lost.
 #ifndef DGXRUN_CLI_LOCAL_JOBS_H_
@@ -25,6 +29,7 @@ struct LocalJob {
   v1::JobStatus status;
   std::string folder;          // <state>/local/<job>
   std::string control_socket;  // empty: it has ended
+  std::string endpoint;  // "host:port" of the controller where nobody answers on the socket (peers mode)
 };
 
 class LocalJobs {
@@ -33,6 +38,11 @@ class LocalJobs {
 
   // Makes the job's folder if it is missing. Called by the job's own process.
   absl::Status Write(const v1::JobStatus& status, const std::string& control_socket) const;
+
+  // As Write, for the process of this node of a job in peers mode. `endpoint`: empty where the controller
+  // answers on the socket.
+  absl::Status WritePeer(const v1::JobStatus& status, const std::string& node, const std::string& socket,
+                         const std::string& endpoint) const;
 
   // Newest first. What cannot be read is left out: another process may be removing it.
   std::vector<LocalJob> List() const;

@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "agent/inventory.h"
+#include "cli/in_process_line.h"
 #include "cli/local_jobs.h"
 #include "launcher/cgroup.h"
 #include "proto/ids.h"
@@ -125,6 +126,7 @@ absl::StatusOr<LocalMode::Prepared> LocalMode::Prepare(const Paths& paths) {
 
 absl::StatusOr<std::unique_ptr<LocalMode>> LocalMode::Start(Prepared prepared, const Paths& paths,
                                                             const v1::Inventory& inventory,
+                                                            const std::string& cgroup_parent,
                                                             bool inherit_terminal) {
   auto shim = ProgramBeside("dgxrun-shim");
   if (!shim.ok()) return shim.status();
@@ -154,8 +156,8 @@ absl::StatusOr<std::unique_ptr<LocalMode>> LocalMode::Start(Prepared prepared, c
   agent.allow_root = true;  // what a person types as root runs as root, as any program does
   agent.single_user = true;
   agent.inherit_terminal = inherit_terminal;
-  agent.control = mode->controller_->InProcessChannel();
-  agent.bulk = mode->controller_->InProcessChannel();
+  agent.cgroup_parent = cgroup_parent;
+  agent.line = MakeInProcessLine(&mode->controller_->in_process());
   auto running = Agent::Start(std::move(agent));
   if (!running.ok()) return running.status();
   mode->agent_ = *std::move(running);

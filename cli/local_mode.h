@@ -17,7 +17,6 @@
 #include "controller/controller.h"
 #include "dgxrun/v1/job.pb.h"
 #include "dgxrun/v1/node.pb.h"
-#include "grpcpp/channel.h"
 
 namespace dgxrun::cli {
 
@@ -44,10 +43,11 @@ class LocalMode {
 
   static absl::StatusOr<std::unique_ptr<LocalMode>> Start(Prepared prepared, const Paths& paths,
                                                           const v1::Inventory& inventory,
+                                                          const std::string& cgroup_parent,
                                                           bool inherit_terminal);
   ~LocalMode();  // ends agent, controller and janitor, in this order
 
-  std::shared_ptr<grpc::Channel> channel() { return controller_->InProcessChannel(); }
+  InProcess* controller() { return &controller_->in_process(); }
   const std::string& control_socket() const { return control_socket_; }
 
  private:

@@ -113,8 +113,9 @@ absl::Status MakePrivateFolder(const std::string& path) {
   return absl::OkStatus();
 }
 
-absl::Status WriteFileAtomically(const std::string& path, const std::string& bytes) {
-  const std::string temporary = path + ".tmp";
+namespace {
+
+absl::Status WriteNew(const std::string& temporary, const std::string& bytes) {
   {
     UniqueFd fd(open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600));
     if (!fd.valid()) return Errno("cannot write", temporary);
@@ -126,6 +127,26 @@ absl::Status WriteFileAtomically(const std::string& path, const std::string& byt
       done += static_cast<size_t>(n);
     }
   }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status WriteFileAtomically(const std::string& path, const std::string& bytes) {
+  const std::string temporary = path + ".tmp";
+  if (absl::Status written = WriteNew(temporary, bytes); !written.ok()) return written;
+  if (rename(temporary.c_str(), path.c_str()) != 0) return Errno("cannot write", path);
+  return absl::OkStatus();
+}
+
+absl::Status WriteFileQuickly(const std::string& path, const std::string& bytes) {
+  const std::string temporary = path + ".tmp";
+  if (absl::Status written = WriteNew(temporary, bytes); !written.ok()) return written;
+  if (renameat2(AT_FDCWD, temporary.c_str(), AT_FDCWD, path.c_str(), RENAME_EXCHANGE) == 0) {
+    unlink(temporary.c_str());
+    return absl::OkStatus();
+  }
+  // There is no such file yet, or the file system cannot exchange (NFS).
   if (rename(temporary.c_str(), path.c_str()) != 0) return Errno("cannot write", path);
   return absl::OkStatus();
 }
