@@ -99,7 +99,7 @@ std::string NameLike(std::string_view like, const Piece& piece) {
   for (size_t back = 0; back < (two ? 2U : 1U) && back < numbers.size(); ++back) {
     const auto [begin, length] = numbers[numbers.size() - 1 - back];
     std::string digits = std::to_string(wanted[1 - back]);
-    while (digits.size() < length && like[begin] == '0' && length > 1) digits.insert(0, "0");
+    while (digits.size() < length && like[begin] == '0' && length > 1) digits.insert(digits.begin(), '0');
     name.replace(begin, length, digits);
   }
   return name;
