@@ -29,6 +29,7 @@
 #include "agent/owner_files.h"
 #include "agent/ports.h"
 #include "agent/prepare.h"
+#include "agent/progress_watch.h"
 #include "agent/shim_client.h"
 #include "agent/tail.h"
 #include "launcher/base/event_loop.h"
@@ -151,6 +152,7 @@ class AgentImpl final : public Agent {
   std::unique_ptr<AgentStore> store_;
   std::unique_ptr<AgentCore> core_;
   std::unique_ptr<ShimClient> shims_;
+  std::unique_ptr<ProgressWatch> progress_;
   std::unique_ptr<TailServer> tails_;
   std::unique_ptr<Link> link_;
   UniqueFd child_signals_;
@@ -207,6 +209,8 @@ void AgentImpl::MakeParts(const NodeId& node, StoredState stored) {
   shims.mark_prefix = node.str();
   ShimClient::Events events;
   events.on_message = [this](const AttemptKey& key, v1::ShimMsg message) {
+    // What its ranks said of their steps, before the word that they have ended.
+    if (message.event().has_exited() || message.event().has_gone()) progress_->ReadSteps(key);
     explainer_.Pass(key, std::move(message));
   };
   events.on_disconnected = [this](const AttemptKey& key) { Feed(ShimDisconnected{key}); };
@@ -215,6 +219,9 @@ void AgentImpl::MakeParts(const NodeId& node, StoredState stored) {
     Feed(StraysGone{key, why});
   };
   shims_ = std::make_unique<ShimClient>(&loop_, &tasks_, std::move(shims), std::move(events));
+  progress_ = std::make_unique<ProgressWatch>(
+      &loop_, &tasks_, options_.run_dir, policy(),
+      [this](v1::AttemptProgress progress) { Feed(ProgressHere{std::move(progress)}); });
 
   const std::shared_ptr<ControllerLine> line =
       options_.line != nullptr ? options_.line : MakeGrpcLine(options_.control, options_.bulk);
@@ -251,6 +258,7 @@ absl::Status AgentImpl::Begin() {
 void AgentImpl::Restore() {
   Feed(PortsFree{ports_.free()});
   ShimClient::Found found = shims_->Scan();
+  progress_->Restore(found.living);
   const auto dial = [this, living = std::move(found.living), dead = std::move(found.dead)] {
     if (options_.peer) silent_shims_.insert(living.begin(), living.end());
     Feed(Restored{living, dead});
@@ -372,6 +380,7 @@ absl::Status AgentImpl::Perform(Action& action) {
           [&](ToShim& a) { return Relay(a), absl::OkStatus(); },
           [&](Sweep& a) { return shims_->Sweep(a.key), absl::OkStatus(); },
           [&](AttemptEnded& a) {
+            progress_->End(a.key);
             explainer_.Drop(a.key);
             shims_->Ended(a.key);
             tails_->AttemptEnded(a.key);
@@ -504,6 +513,7 @@ absl::Status AgentImpl::StartShim(const AttemptKey& key, Starting starting, cons
   start.set_node_name(options_.node_name);
   start.set_set_owner(geteuid() == 0 && owner.uid != 0);
   const bool terminal = options_.inherit_terminal && start.plan().inherit_terminal();
+  progress_->Begin(key, owner, &start);
   return shims_->Start(key, std::move(start), std::move(held), terminal);
 }
 

@@ -2,6 +2,7 @@
 #include "agent/agent_core.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 
@@ -43,6 +44,7 @@ AgentCore::AgentCore(AgentCoreOptions options, StoredState stored)
 
 Actions AgentCore::Handle(const Input& input) {
   Actions out;
+  now_ns_ = input.now_ns;
   std::visit([&](const auto& body) { On(body, input.now_ns, &out); }, input.body);
   return out;
 }
@@ -55,6 +57,9 @@ void AgentCore::On(const LinkUp&, int64_t now_ns, Actions* out) {
   heartbeat_ = 0;
   last_answer_ = 0;
   unanswered_.clear();
+  // Whoever listens now may know nothing of it.
+  for (auto& [key, attempt] : attempts_)
+    attempt.progress_is_news = attempt.progress.has_step() || attempt.progress.checkpoints_size() > 0;
   v1::AgentMsg message;
   v1::Hello* hello = message.mutable_hello();
   *hello->mutable_version() = options_.version;
@@ -84,11 +89,22 @@ void AgentCore::On(const PortsFree& input, int64_t, Actions*) { free_ports_ = in
 
 void AgentCore::On(const HeartbeatDue&, int64_t now_ns, Actions* out) {
   if (link_ != Link::kWelcomed) return;  // the timer may run once more after a LinkDown
+  SendHeartbeat(now_ns, out);
+}
+
+void AgentCore::SendHeartbeat(int64_t now_ns, Actions* out) {
   v1::AgentMsg message;
   v1::Heartbeat* heartbeat = message.mutable_heartbeat();
   heartbeat->set_number(++heartbeat_);
   heartbeat->set_last_answer(last_answer_);
   for (uint32_t port : free_ports_) heartbeat->add_free_ports(port);
+  for (auto& [key, attempt] : attempts_) {
+    if (!std::exchange(attempt.progress_is_news, false)) continue;
+    v1::AttemptProgress* progress = heartbeat->add_progress();
+    *progress = attempt.progress;
+    progress->set_job_id(key.job.str());
+    progress->set_attempt(key.attempt.value());
+  }
   unanswered_.emplace_back(heartbeat_, now_ns);
   if (unanswered_.size() > kMaxUnanswered) unanswered_.pop_front();
   out->push_back(Send{std::move(message)});

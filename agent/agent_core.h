@@ -105,6 +105,9 @@ struct PreparedHere {  // answer to CheckPaths
   v1::Prepared prepared;
   std::string resume;  // of the Prepare
 };
+struct ProgressHere {  // news of a living attempt; whatever is set replaces what was known
+  v1::AttemptProgress progress;
+};
 struct StartFailed {  // answer to StartShimFor, when no shim came to life: nothing of the attempt runs
   AttemptKey key;
   std::string reason;
@@ -130,8 +133,8 @@ struct StraysGone {  // answer to Sweep, or a shim that died without a final fil
 
 struct Input {
   int64_t now_ns = 0;
-  std::variant<Restored, LinkUp, LinkDown, FromController, HeartbeatDue, PortsFree, PreparedHere, StartFailed,
-               ShimSaid, ShimDisconnected, FinalFound, StraysGone, StopEverything>
+  std::variant<Restored, LinkUp, LinkDown, FromController, HeartbeatDue, PortsFree, PreparedHere,
+               ProgressHere, StartFailed, ShimSaid, ShimDisconnected, FinalFound, StraysGone, StopEverything>
       body;
 };
 
@@ -214,6 +217,9 @@ class AgentCore {
   // Jobs whose tombstones are kept after Forget. A controller forgets a job only once it never launches
   // it again, so this bounds the store, not safety; 1,000 rows are some 100 KiB.
   static constexpr size_t kMaxForgotten = 1000;
+  // Checkpoints in one heartbeat, the newest that were told.
+  static constexpr int kMaxCheckpoints = 4;
+  static constexpr int kMaxNotes = 16;  // of an attempt; a person reads some
   // Heartbeats without an answer that are remembered; older ones would renew no lease anyway.
   static constexpr size_t kMaxUnanswered = 64;
 
@@ -240,6 +246,8 @@ class AgentCore {
     std::map<uint32_t, v1::RankReport> ranks;
     std::optional<v1::ShimStop> stop;  // last Stop, said again after a hello
     uint64_t gone_report = 0;          // number of its AttemptGone; 0 while it lives
+    v1::AttemptProgress progress;      // as last known
+    bool progress_is_news = false;     // not yet said on this stream
     v1::AttemptGone gone;              // peers mode: what was said in it
     bool acknowledged = false;  // peers mode: the gone was; the next controller may have to be told again
   };
@@ -260,6 +268,7 @@ class AgentCore {
   void On(const HeartbeatDue& input, int64_t now_ns, Actions* out);
   void On(const PortsFree& input, int64_t now_ns, Actions* out);
   void On(const PreparedHere& input, int64_t now_ns, Actions* out);
+  void On(const ProgressHere& input, int64_t now_ns, Actions* out);
   void On(const StartFailed& input, int64_t now_ns, Actions* out);
   void On(const ShimSaid& input, int64_t now_ns, Actions* out);
   void On(const ShimDisconnected& input, int64_t now_ns, Actions* out);
@@ -290,6 +299,7 @@ class AgentCore {
   bool ChangesCluster(const v1::Welcome& welcome) const;
   void FinishForget(const JobId& job, Actions* out);
   void Refuse(const AttemptKey& key, const std::string& reason, Actions* out);
+  void SendHeartbeat(int64_t now_ns, Actions* out);
   void AddReport(const AttemptKey& key, v1::Report report, Actions* out);
   bool AnyLives(const JobId& job, int64_t up_to) const;
   bool TooOld(const Job& job, int64_t attempt) const;
@@ -308,6 +318,7 @@ class AgentCore {
   std::vector<uint32_t> free_ports_;
 
   Link link_ = Link::kDown;
+  int64_t now_ns_ = 0;  // of the input that is being handled
   int64_t hello_sent_ns_ = 0;
   uint64_t heartbeat_ = 0;                               // last number sent on this stream
   uint64_t last_answer_ = 0;                             // on this stream

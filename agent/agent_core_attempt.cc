@@ -61,8 +61,8 @@ void AgentCore::OnPrepare(const v1::Prepare& prepare, Actions* out) {
   // Asked again after a reconnect: the answer is on its way. An answer to the first question is none to the
   // second one.
   if (job.checking == Number(key.attempt) && job.checking_resume == prepare.resume()) return;
-  const bool answered = std::any_of(
-      reports_.unacked().begin(), reports_.unacked().end(), [&](const v1::Report& report) {
+  const bool answered =
+      std::any_of(reports_.unacked().begin(), reports_.unacked().end(), [&](const v1::Report& report) {
         return report.has_prepared() && report.job_id() == key.job.str() &&
                report.attempt() == key.attempt.value() &&
                (prepare.resume().empty() || (report.prepared().findings_size() == 0 &&
@@ -82,6 +82,36 @@ void AgentCore::On(const PreparedHere& input, int64_t, Actions* out) {
   v1::Report report;
   *report.mutable_prepared() = input.prepared;
   AddReport(input.key, std::move(report), out);
+}
+
+void AgentCore::On(const ProgressHere& input, int64_t, Actions*) {
+  const v1::AttemptProgress& news = input.progress;
+  auto it = attempts_.find({JobId(news.job_id()), AttemptNo(news.attempt())});
+  if (it == attempts_.end() || it->second.phase == v1::ATTEMPT_PHASE_GONE) return;
+  v1::AttemptProgress& known = it->second.progress;
+  if (news.has_step()) {
+    known.set_has_step(true);
+    known.set_first_step(news.first_step());
+    known.set_step(news.step());
+    known.set_step_unix_ns(news.step_unix_ns());
+  }
+  if (news.has_checkpoints()) {
+    known.set_has_checkpoints(true);
+    known.set_free_bytes(news.free_bytes());
+    std::vector<v1::CheckpointFinding> findings(news.checkpoints().begin(), news.checkpoints().end());
+    for (const v1::CheckpointFinding& old : known.checkpoints()) {
+      const bool replaced = std::any_of(findings.begin(), findings.end(), [&](const auto& finding) {
+        return finding.checkpoint().path() == old.checkpoint().path();
+      });
+      if (!replaced && findings.size() < static_cast<size_t>(kMaxCheckpoints)) findings.push_back(old);
+    }
+    known.clear_checkpoints();
+    for (const v1::CheckpointFinding& finding : findings) *known.add_checkpoints() = finding;
+  }
+  for (const std::string& note : news.notes()) {
+    if (known.notes_size() < kMaxNotes) known.add_notes(note);
+  }
+  it->second.progress_is_news = true;
 }
 
 void AgentCore::Refuse(const AttemptKey& key, const std::string& reason, Actions* out) {
@@ -371,6 +401,9 @@ void AgentCore::Gone(const AttemptKey& key, v1::AttemptGone gone, uint64_t shim_
   Job& job = jobs_[key.job];
   Attempt& attempt = attempts_[key];
   for (const v1::RankReport& rank : gone.ranks()) attempt.ranks[rank.rank()] = rank;
+  // The last word about its progress goes before the word of its end.
+  if (attempt.progress_is_news && link_ == Link::kWelcomed) SendHeartbeat(now_ns_, out);
+  attempt.progress_is_news = false;
   attempt.phase = v1::ATTEMPT_PHASE_GONE;
   if (options_.offer) attempt.gone = gone;
   job.stored.gone = std::max(job.stored.gone, Number(key.attempt));

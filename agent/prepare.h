@@ -1,6 +1,6 @@
 // The checks before an attempt, with the owner's rights: working folder, script and program exist and may be
-// used, and which checkpoints there are (first Prepare); or the checkpoint folder is put in order (second one,
-// with `resume`; ckpt_resume.h). Blocks as long as the file systems do: for a thread of its own.
+// used, and which checkpoints there are (first Prepare); or the checkpoint folder is put in order (second
+// one, with `resume`; ckpt_resume.h). Blocks as long as the file systems do: for a thread of its own.
 #ifndef DGXRUN_AGENT_PREPARE_H_
 #define DGXRUN_AGENT_PREPARE_H_
 

@@ -5,6 +5,7 @@ dgxrun_test(NAME agent_parts_test
   LIBS dgxrun_agent_parts)
 add_test(NAME agent_parts_test_old_kernel COMMAND agent_parts_test)
 set_tests_properties(agent_parts_test_old_kernel PROPERTIES TIMEOUT 120 ENVIRONMENT DGXRUN_TEST_DENY=1)
+dgxrun_test(NAME agent_ckpt_test SRCS ${CMAKE_CURRENT_LIST_DIR}/agent_ckpt_test.cc LIBS dgxrun_agent_parts)
 # Real shims and ranks under a scripted controller.
 dgxrun_test(NAME agent_live_test SRCS ${CMAKE_CURRENT_LIST_DIR}/agent_live_test.cc LIBS dgxrun_agent)
 target_compile_definitions(agent_live_test PRIVATE SHIM_BINARY="$<TARGET_FILE:dgxrun-shim>")

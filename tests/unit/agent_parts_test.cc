@@ -22,7 +22,6 @@
 #include <vector>
 
 #include "agent/agent_store.h"
-#include "agent/ckpt_scan.h"
 #include "agent/inventory.h"
 #include "agent/owner_files.h"
 #include "agent/ports.h"
@@ -53,77 +52,32 @@ class FolderTest : public ::testing::Test {
   std::string dir_;
 };
 
-// ---- Checkpoints ----
-
-TEST(CheckpointStepTest, LastNumberBeforeTheExtension) {
-  const std::map<std::string, int64_t> cases = {{"step_200.pt", 200},
-                                                {"epoch=3-step=400.ckpt", 400},
-                                                {"checkpoint-500", 500},
-                                                {"ckpt.500", 500},
-                                                {"model.h5", -1},
-                                                {"latest", -1},
-                                                {"a1b22c.tar", 22},
-                                                {"99999999999999999999", -1},
-                                                {"7", 7},
-                                                {"step_8.mp4", 8},
-                                                {"", -1}};
-  for (const auto& [name, step] : cases) EXPECT_EQ(CheckpointStep(name), step) << name;
-}
-
-class CheckpointTest : public FolderTest {
- protected:
-  std::string Newest(size_t limit = kMaxCheckpointEntries) {
-    const auto found = NewestCheckpoint(dir_ + "/c", limit);
-    if (!found.ok()) return std::string(found.status().message());
-    return found->has_value() ? std::filesystem::path((*found)->path()).filename().string() : "none";
-  }
-};
-
-TEST_F(CheckpointTest, NumbersThenTimes) {
-  EXPECT_EQ(Newest(), "none");  // no folder
-  std::filesystem::create_directory(dir_ + "/c");
-  EXPECT_EQ(Newest(), "none");
-  Write("c/b", "x");
-  Write("c/a", "x");
-  std::filesystem::last_write_time(dir_ + "/c/a",
-                                   std::filesystem::file_time_type::clock::now() - std::chrono::hours(1));
-  EXPECT_EQ(Newest(), "b");
-  Write("c/step_9.pt", "x");
-  EXPECT_EQ(Newest(), "step_9.pt");
-  std::filesystem::create_directory(dir_ + "/c/step_10");
-  EXPECT_EQ(Newest(), "step_10");
-  for (const char* name : {"c/step_11.pt.tmp", "c/step_12.partial", "c/.step_13.pt"}) Write(name, "x");
-  std::filesystem::create_symlink("nowhere", dir_ + "/c/step_14");
-  EXPECT_EQ(Newest(), "step_10");
-  EXPECT_THAT(Newest(3), HasSubstr("more than 3 entries"));
-}
-
-TEST_F(CheckpointTest, AFileIsNoFolder) {
-  Write("c", "x");
-  EXPECT_THAT(Newest(), HasSubstr("Not a directory"));
-}
-
 // ---- Prepare ----
+
+v1::Prepared Check(const v1::Prepare& prepare, const OwnerPolicy& policy = {.single_user = true}) {
+  JudgeStop stop;
+  return CheckPrepare(prepare, policy, &stop);
+}
 
 TEST_F(FolderTest, PrepareNamesEachPath) {
   v1::Prepare prepare;
   prepare.set_cwd(dir_);
   prepare.set_program("true");
   prepare.set_path("/bin:/usr/bin");
-  const OwnerPolicy policy{.single_user = true};
-  EXPECT_THAT(CheckPrepare(prepare, policy).errors(), IsEmpty());
+  EXPECT_THAT(Check(prepare).errors(), IsEmpty());
   prepare.set_script("train.py");
   prepare.set_program("no-such-program");
-  EXPECT_THAT(CheckPrepare(prepare, policy).errors(),
+  EXPECT_THAT(Check(prepare).errors(),
               ElementsAre("script " + dir_ + "/train.py does not exist",
                           "program no-such-program: not found in PATH (/bin:/usr/bin)"));
   Write("train.py", "");
   Write("c/step_3.pt", "");
   prepare.set_program("/bin/true");
   prepare.set_ckpt_dir(dir_ + "/c");
-  const v1::Prepared ready = CheckPrepare(prepare, policy);
+  const v1::Prepared ready = Check(prepare);
   EXPECT_THAT(ready.errors(), IsEmpty());
-  EXPECT_EQ(ready.checkpoint().step(), 3);
+  ASSERT_EQ(ready.findings_size(), 1);
+  EXPECT_EQ(ready.findings(0).checkpoint().step(), 3);
 }
 
 TEST_F(FolderTest, FilesAreSeenWithTheOwnersRights) {
@@ -131,7 +85,7 @@ TEST_F(FolderTest, FilesAreSeenWithTheOwnersRights) {
     v1::Prepare other;
     other.mutable_owner()->set_user("root");
     other.set_cwd("/");
-    EXPECT_THAT(CheckPrepare(other, {}).errors(), ElementsAre(HasSubstr("takes no jobs of root")));
+    EXPECT_THAT(Check(other, {}).errors(), ElementsAre(HasSubstr("takes no jobs of root")));
     return;
   }
   Write("secret/x", "");
@@ -140,14 +94,14 @@ TEST_F(FolderTest, FilesAreSeenWithTheOwnersRights) {
   v1::Prepare prepare;
   prepare.mutable_owner()->set_user("nobody");
   prepare.set_cwd(dir_ + "/secret");
-  EXPECT_THAT(CheckPrepare(prepare, {}).errors(), ElementsAre(HasSubstr("Permission denied")));
+  EXPECT_THAT(Check(prepare, {}).errors(), ElementsAre(HasSubstr("Permission denied")));
   struct stat st;
   EXPECT_EQ(stat((dir_ + "/secret/x").c_str(), &st), 0);  // and this thread is root again
   prepare.mutable_owner()->set_user("root");
-  EXPECT_THAT(CheckPrepare(prepare, {}).errors(), ElementsAre(HasSubstr("allow_root")));
-  EXPECT_THAT(CheckPrepare(prepare, {.allow_root = true}).errors(), IsEmpty());
+  EXPECT_THAT(Check(prepare, {}).errors(), ElementsAre(HasSubstr("allow_root")));
+  EXPECT_THAT(Check(prepare, {.allow_root = true}).errors(), IsEmpty());
   prepare.mutable_owner()->set_user("no-such-user-x");
-  EXPECT_THAT(CheckPrepare(prepare, {}).errors(), ElementsAre(HasSubstr("does not exist")));
+  EXPECT_THAT(Check(prepare, {}).errors(), ElementsAre(HasSubstr("does not exist")));
 }
 
 TEST_F(FolderTest, NoLinkIsFollowedBelowTheRoot) {
