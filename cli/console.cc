@@ -86,9 +86,10 @@ void Console::EndHistory() {
 
 void Console::FinishLines() {
   for (auto& [key, source] : sources_) {
+    const std::string& prefix = source.prefix;
     std::string text;
-    source.lines.Finish([&](std::string_view line) {
-      text.append(source.prefix);
+    source.lines.Finish([&text, &prefix](std::string_view line) {
+      text.append(prefix);
       text.append(line);
       text += '\n';
     });

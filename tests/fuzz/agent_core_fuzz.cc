@@ -2,6 +2,7 @@
 // abort, and keeps what it promises (agent_core.h). Some messages are made of few ids and numbers, so that
 // they meet; some are raw bytes.
 #include <fuzzer/FuzzedDataProvider.h>
+#include <google/protobuf/stubs/logging.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -231,6 +232,12 @@ class Driver {
 
 }  // namespace
 }  // namespace dgxrun::agent
+
+// Protobuf would print a line for each string that is no UTF-8.
+extern "C" int LLVMFuzzerInitialize(int*, char***) {
+  google::protobuf::SetLogHandler(nullptr);
+  return 0;
+}
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   FuzzedDataProvider input(data, size);

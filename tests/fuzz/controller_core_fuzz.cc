@@ -2,6 +2,7 @@
 // invariants hold after each input, and its log gives the same state again. Some messages are made of few ids
 // and numbers, so that they meet; some are raw bytes.
 #include <fuzzer/FuzzedDataProvider.h>
+#include <google/protobuf/stubs/logging.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -222,6 +223,12 @@ class Driver {
 
 }  // namespace
 }  // namespace dgxrun::core
+
+// Protobuf would print a line for each string that is no UTF-8.
+extern "C" int LLVMFuzzerInitialize(int*, char***) {
+  google::protobuf::SetLogHandler(nullptr);
+  return 0;
+}
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   FuzzedDataProvider input(data, size);

@@ -2,6 +2,7 @@
 // or an error; the same bytes give the same messages however they are cut; and what a shim or an agent
 // understood of a message survives being sent again.
 #include <fuzzer/FuzzedDataProvider.h>
+#include <google/protobuf/stubs/logging.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -59,6 +60,12 @@ void RoundTrip(const std::string& bytes) {
 
 }  // namespace
 }  // namespace dgxrun
+
+// Protobuf would print a line for each string that is no UTF-8.
+extern "C" int LLVMFuzzerInitialize(int*, char***) {
+  google::protobuf::SetLogHandler(nullptr);
+  return 0;
+}
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size > dgxrun::kMaxInput) return 0;

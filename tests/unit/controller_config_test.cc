@@ -56,6 +56,7 @@ TEST(ClusterFile, ErrorsSayWhereAndWhat) {
     const char* what;
   } cases[] = {
       {"[cluster", "/c.toml:1:", ""},
+      {"[cluster]\n[=x]\n", "/c.toml:2:", "expected bare key"},
       {"[cluster]\nname='c'\ncontroler='a:1'\n", "/c.toml:3:1: ", "did you mean \"controller\"?"},
       {"[clutser]\n", "/c.toml:1:", "did you mean \"cluster\"?"},
       {"[cluster]\nname='c'\n", "/c.toml:1:", "needs \"controller\""},
