@@ -1,10 +1,7 @@
-#include "cli/words.h"
-
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <numeric>
 #include <set>
 
 #include "absl/strings/numbers.h"
@@ -16,24 +13,8 @@
 namespace dgxrun::cli {
 namespace {
 
-constexpr size_t kMaxDistance = 2;         // two slips of the finger; more is another word
 constexpr double kMaxSeconds = 24 * 3600;  // no grace of more than a day is meant
 constexpr uint32_t kMaxRank = 1 << 20;     // far above any job; keeps "0-4000000000" from eating memory
-
-size_t EditDistance(std::string_view a, std::string_view b) {
-  std::vector<size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), size_t{0});
-  for (size_t i = 1; i <= a.size(); ++i) {
-    size_t diagonal = row[0];
-    row[0] = i;
-    for (size_t j = 1; j <= b.size(); ++j) {
-      const size_t above = row[j];
-      row[j] = std::min({above + 1, row[j - 1] + 1, diagonal + (a[i - 1] == b[j - 1] ? 0 : 1)});
-      diagonal = above;
-    }
-  }
-  return row[b.size()];
-}
 
 bool IsVariableName(std::string_view name) {
   if (name.empty() || (name[0] >= '0' && name[0] <= '9')) return false;
@@ -43,19 +24,6 @@ bool IsVariableName(std::string_view name) {
 }
 
 }  // namespace
-
-std::string NearestWord(std::string_view word, const std::vector<std::string>& candidates) {
-  std::string best;
-  size_t best_distance = kMaxDistance + 1;
-  for (const std::string& candidate : candidates) {
-    const size_t distance = EditDistance(word, candidate);
-    if (distance < best_distance && distance * 2 <= std::max(word.size(), candidate.size())) {
-      best = candidate;
-      best_distance = distance;
-    }
-  }
-  return best;
-}
 
 absl::StatusOr<absl::Duration> ParseDurationWord(const std::string& word) {
   absl::Duration duration;
