@@ -90,7 +90,7 @@ std::string RankName(const std::vector<int64_t>& rank) {
   std::string name = "mp_rank";
   for (size_t i = 0; i < rank.size(); ++i) {
     std::string digits = std::to_string(rank[i]);
-    while (digits.size() < (i == 0 ? 2U : 3U)) digits.insert(0, "0");
+    while (digits.size() < (i == 0 ? 2U : 3U)) digits.insert(digits.begin(), '0');
     name += "_" + digits;
   }
   return name;
