@@ -6,6 +6,7 @@
 #include <sys/vfs.h>
 
 #include <filesystem>
+#include <optional>
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
@@ -84,7 +85,11 @@ class Statement {
 class SqliteLog : public RecordLog {
  public:
   explicit SqliteLog(std::string path) : path_(std::move(path)) {}
-  ~SqliteLog() override { sqlite3_close(db_); }
+  ~SqliteLog() override {
+    insert_.reset();
+    last_seq_.reset();
+    sqlite3_close(db_);
+  }
 
   absl::Status OpenFile(bool durable);
   absl::Status Replay(const std::function<absl::Status(const LogRow&)>& row) override;
@@ -113,6 +118,12 @@ class SqliteLog : public RecordLog {
   }
 
  private:
+  // For what every commit needs: to parse it costs more than to run it.
+  Statement& Prepared(std::optional<Statement>* statement, const char* sql) {
+    const bool usable = statement->has_value() && (*statement)->prepared() == SQLITE_OK;
+    if (!usable) statement->emplace(db_, sql);
+    return **statement;
+  }
   absl::Status Error(int rc) const;
   absl::Status Execute(const std::string& sql);
   absl::Status InsertRow(const LogRow& row, uint64_t archived, int64_t seq);
@@ -128,6 +139,7 @@ class SqliteLog : public RecordLog {
 
   const std::string path_;
   sqlite3* db_ = nullptr;
+  std::optional<Statement> insert_, last_seq_;
 };
 
 absl::Status SqliteLog::Error(int rc) const {
@@ -180,10 +192,11 @@ absl::Status SqliteLog::OpenFile(bool durable) {
   int rc = sqlite3_open_v2(path_.c_str(), &db_, SQLITE_OPEN_READWRITE | SQLITE_OPEN_NOMUTEX, nullptr);
   if (rc != SQLITE_OK) return Error(rc);
   sqlite3_extended_result_codes(db_, 1);
-  // EXCLUSIVE before the first access: then the WAL needs no shared memory and nobody else gets in.
-  absl::Status status = Execute(absl::StrCat("PRAGMA locking_mode=EXCLUSIVE; PRAGMA journal_mode=WAL;",
-                                             "PRAGMA synchronous=", durable ? "FULL" : "OFF",
-                                             "; PRAGMA wal_autocheckpoint=", kCheckpointPages, ";"));
+  // EXCLUSIVE before the first access: then the WAL needs no shared memory and nobody else gets in. What is
+  // not durable flushes nothing, the change to WAL included.
+  absl::Status status =
+      Execute(absl::StrCat("PRAGMA locking_mode=EXCLUSIVE; PRAGMA synchronous=", durable ? "FULL" : "OFF",
+                           "; PRAGMA journal_mode=WAL; PRAGMA wal_autocheckpoint=", kCheckpointPages, ";"));
   if (!status.ok()) return status;
   status = Execute("BEGIN IMMEDIATE");
   if (!status.ok()) return status;
@@ -228,18 +241,23 @@ absl::Status SqliteLog::Replay(const std::function<absl::Status(const LogRow&)>&
 
 absl::StatusOr<int64_t> SqliteLog::LastSeq() {
   // Of the counter, not of the rows: a number is not used again after its row was dropped.
-  Statement last(db_, "SELECT seq FROM sqlite_sequence WHERE name = 'log'");
+  Statement& last = Prepared(&last_seq_, "SELECT seq FROM sqlite_sequence WHERE name = 'log'");
   const int rc = last.Step();
-  if (rc == SQLITE_DONE) return 0;
-  if (rc != SQLITE_ROW) return Error(rc);
-  return last.GetInt(0);
+  const int64_t seq = rc == SQLITE_ROW ? last.GetInt(0) : 0;
+  const absl::Status status = rc == SQLITE_ROW || rc == SQLITE_DONE ? absl::OkStatus() : Error(rc);
+  last.Reset();
+  if (!status.ok()) return status;
+  return seq;
 }
 
 absl::Status SqliteLog::InsertRow(const LogRow& row, uint64_t archived, int64_t seq) {
-  Statement insert(db_, "INSERT INTO log(seq, term, job, archived, bytes, sum) VALUES(?, ?, ?, ?, ?, ?)");
+  Statement& insert =
+      Prepared(&insert_, "INSERT INTO log(seq, term, job, archived, bytes, sum) VALUES(?, ?, ?, ?, ?, ?)");
   insert.Int(seq).Int(static_cast<int64_t>(row.term)).Text(row.job.str()).Int(static_cast<int64_t>(archived));
   const int rc = insert.Blob(row.bytes).Int(Checksum(seq, row)).Step();
-  return rc == SQLITE_DONE ? absl::OkStatus() : Error(rc);
+  absl::Status status = rc == SQLITE_DONE ? absl::OkStatus() : Error(rc);
+  insert.Reset();
+  return status;
 }
 
 absl::Status SqliteLog::InTransaction(const std::function<absl::Status()>& body) {
