@@ -131,7 +131,8 @@ class StreamReader : public grpc::ClientReadReactor<Message> {
     if (!ended_ || held_ || !on_done_) return;
     std::function<void(const grpc::Status&)> done = std::move(on_done_);
     on_done_ = nullptr;
-    done(end_status_);  // may destroy this
+    const grpc::Status status = end_status_;
+    done(status);  // may destroy this
   }
 
   EventLoop* loop_;

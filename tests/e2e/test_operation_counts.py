@@ -1,0 +1,183 @@
+"""How many operations a launch and a restart take. Times are noisy, counts are not: a fork, a flush or a
+message more than these bounds is a change that somebody should have meant.
+
+Counted with strace, which also slows everything down; so nothing here is about time.
+"""
+
+import collections
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+
+from harness.process import descendants, executable
+from harness.waiting import wait_until
+
+pytestmark = pytest.mark.skipif(shutil.which("strace") is None, reason="no strace on this machine")
+
+# Of a local launch, beside its ranks: the janitor, the guard, the shim and its writer.
+SUPERVISORS = 4
+EXECS = 2  # dgxrun and dgxrun-shim; the other processes are forks of them
+# Threads of dgxrun in local mode: engine, controller's loop, agent, tails, and short-lived ones for the checks
+# and for making folders, which may hang on a file server.
+MAX_THREADS = 8
+# All system calls of a local launch, and those that each rank adds (half of them set its signals back to their
+# defaults). A third above what is needed today: 1,400 and 240.
+MAX_CALLS, MAX_CALLS_PER_RANK = 1900, 320
+# Files that are taken away: sockets, temporaries, the run folder. Each rank has none of its own but its logs.
+MAX_UNLINKS, MAX_UNLINKS_PER_RANK = 60, 4
+# Flushes that a launch of 2 nodes takes: 32 today. The controller: the environment (file and folder), and a commit
+# each for what it decides; what comes while one is written shares the next. An agent: the highest attempt, and
+# each report, stored and dropped.
+MAX_CLUSTER_FLUSHES = 44
+# What daemons and client send for a launch of 2 nodes: 102 today. Each message of the agents' streams, HTTP/2's own
+# frames, the client's calls, heartbeats meanwhile.
+MAX_CLUSTER_SENDS = 160
+# Wakeups of all threads of a process in a minute while its job runs and nothing happens. An agent says a heartbeat a
+# second, which passes three threads in the process of a local job; the engine's clock ticks four times a second.
+# Over gRPC a message wakes several of its threads (seen: 1,400 a minute in an agent), and its timers tick.
+# The guard, the shim, the writer and the janitor sleep; with a lease the shim hears of it once a second.
+MAX_IDLE_WAKEUPS = {"dgxrun": 800, "dgxrun-agent": 2500, "dgxrun-controller": 2500, "dgxrun-shim": 150}
+IDLE_WINDOW_S = 4
+
+FORKS = ("clone", "clone3", "fork", "vfork")
+FLUSHES = ("fsync", "fdatasync", "sync_file_range", "syncfs", "sync")
+CALL = re.compile(r"^\d+ +([a-z_0-9]+)\(")
+FAIL_ONCE = 'if [ "$TORCHELASTIC_RESTART_COUNT$RANK" = 00 ]; then exit 1; fi'
+
+
+class Counts:
+    """Of a strace log, from an offset on."""
+
+    def __init__(self, path, start=0):
+        self.calls = collections.Counter()
+        self.threads = 0
+        self.internet = 0
+        with open(path, encoding="utf-8", errors="replace") as file:
+            file.seek(start)
+            for line in file:
+                found = CALL.match(line)
+                if not found:
+                    continue  # the second half of a call, a signal, an exit
+                name = found.group(1)
+                if name in FORKS and "CLONE_THREAD" in line:
+                    self.threads += 1
+                    continue
+                self.calls[name] += 1
+                if name == "connect" and "AF_INET" in line:
+                    self.internet += 1
+
+    def of(self, *names):
+        return sum(self.calls[name] for name in names)
+
+    def total(self):
+        return self.calls.total() + self.threads
+
+
+def traced(workspace, name, *args, expect=0):
+    """Runs dgxrun under strace to its end."""
+    log = os.path.join(workspace.out, name + ".strace")
+    argv = ["strace", "-f", "-qq", "-s", "0", "-o", log, *workspace.dgxrun_argv(args)]
+    done = subprocess.run(argv, env=workspace.env, cwd=workspace.cwd, stdin=subprocess.DEVNULL, timeout=120,
+                          capture_output=True, text=True, check=False)
+    assert done.returncode == expect, done.stderr
+    return Counts(log)
+
+
+@pytest.fixture
+def launches(workspace):
+    return {
+        ranks: traced(workspace, f"launch{ranks}", "-g", ranks, "--device", "cpu", "--no-python", "/bin/true")
+        for ranks in (1, 2, 8)
+    }
+
+
+def test_local_launch(launches):
+    for ranks, counts in launches.items():
+        assert counts.of("execve") == EXECS + ranks
+        assert counts.of(*FORKS) == SUPERVISORS + ranks
+        assert counts.threads <= MAX_THREADS
+        assert counts.of(*FLUSHES) == 0  # the log of a local job is on a tmpfs and dies with it
+        assert counts.internet == 0
+        assert counts.of("nanosleep", "clock_nanosleep") == 0  # nobody waits by the clock
+        assert counts.of("unlink", "unlinkat", "rmdir") <= MAX_UNLINKS + MAX_UNLINKS_PER_RANK * ranks
+        assert counts.total() <= MAX_CALLS + MAX_CALLS_PER_RANK * ranks
+    # Linear in ranks: six more cost no more than six times what one may.
+    assert launches[8].total() - launches[2].total() <= 6 * MAX_CALLS_PER_RANK
+
+
+def test_local_restart(workspace):
+    program = ["--no-python", "/bin/sh", "-c", FAIL_ONCE]
+    ranks = 2
+    once = traced(workspace, "once", "-g", ranks, "--device", "cpu", "--max-restarts", 0, *program, expect=1)
+    twice = traced(workspace, "twice", "-g", ranks, "--device", "cpu", "--max-restarts", 1, *program)
+    assert twice.of("execve") - once.of("execve") == 1 + ranks
+    assert twice.of(*FORKS) - once.of(*FORKS) == (SUPERVISORS - 1) + ranks  # one janitor for all attempts
+    assert twice.of(*FLUSHES) == 0
+    assert twice.total() - once.total() <= MAX_CALLS + MAX_CALLS_PER_RANK * ranks
+
+
+def test_cluster_launch(workspace):
+    """2 nodes, a rank each; strace follows the daemons of the dev cluster."""
+    log = os.path.join(workspace.out, "cluster.strace")
+    with subprocess.Popen(
+        ["strace", "-f", "-qq", "-s", "0", "-o", log, "-e",
+         "trace=" + ",".join((*FORKS, *FLUSHES, "execve", "sendmsg", "connect")), "--seccomp-bpf",
+         *workspace.dgxrun_argv(["dev", "up", "-n", "2"])],
+        env=workspace.env, cwd=workspace.cwd, stdin=subprocess.DEVNULL,
+    ) as strace:
+        try:
+            wait_until(lambda: nodes_up(workspace) == 2, 30, "a dev cluster of 2 nodes")
+            for attempt in range(2):  # the first one also pays for first times
+                start = os.path.getsize(log)
+                workspace.run("-n", 2, "-g", 1, "--no-python", "/bin/true")
+                counts = Counts(log, start)
+                assert counts.of("execve") == 2 * (1 + 1), attempt  # a shim and a rank per node
+                assert counts.of(*FORKS) == 2 * (SUPERVISORS - 1 + 1), attempt  # no janitor
+                assert 0 < counts.of(*FLUSHES) <= MAX_CLUSTER_FLUSHES, attempt
+                assert counts.of("sendmsg") <= MAX_CLUSTER_SENDS, attempt
+                assert counts.internet == 0
+        finally:
+            workspace.run("dev", "down")
+            strace.wait(timeout=30)
+
+
+def nodes_up(workspace):
+    return workspace.run("nodes", "--cluster", "dev", expect=None).stdout.count(" up")
+
+
+def wakeups(pid):
+    total = 0
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        with open(f"/proc/{pid}/task/{thread}/status", encoding="utf-8") as file:
+            total += int(re.search(r"^voluntary_ctxt_switches:\s+(\d+)$", file.read(), re.M).group(1))
+    return total
+
+
+@pytest.mark.parametrize("place", ["local", "dev"])
+def test_idle_job(workspace, place):
+    if place == "dev":
+        workspace.run("dev", "up", "-n", 2)
+    where = ["-g", 2, "--device", "cpu"] if place == "local" else ["-n", 2, "-g", 1]
+    running = workspace.start(*where, "--no-python", "/bin/sleep", "1000")
+    try:
+        wait_until(lambda: sum(executable(one.pid) == "sleep" for one in descendants()) == 2, 30, "2 ranks")
+        processes = [one for one in descendants() if executable(one.pid) in MAX_IDLE_WAKEUPS]
+        before = {one.pid: wakeups(one.pid) for one in processes}
+        end = time.monotonic() + IDLE_WINDOW_S
+        wait_until(lambda: time.monotonic() >= end, IDLE_WINDOW_S + 5, "a window of idle time")
+        seen = collections.defaultdict(list)
+        for one in processes:
+            seen[executable(one.pid)].append((wakeups(one.pid) - before[one.pid]) * 60 / IDLE_WINDOW_S)
+        assert set(seen) >= ({"dgxrun", "dgxrun-shim"} if place == "local" else set(MAX_IDLE_WAKEUPS))
+        for name, in_a_minute in seen.items():
+            assert max(in_a_minute) <= MAX_IDLE_WAKEUPS[name], name
+    finally:
+        running.signal(signal.SIGTERM)
+        running.wait(30)
+        if place == "dev":
+            workspace.run("dev", "down")
