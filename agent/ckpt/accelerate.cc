@@ -73,6 +73,7 @@ void JudgeAccelerate(Review& review) {
   }
   if (!weights) review.Missing("model.safetensors", 0, "no weights");
   if (!optimizer) review.Missing("optimizer.bin", 0, "missing: the optimizer's state");
+  review.CheckJsonFiles("");
   const RankFiles random(review.tree(), "", "random_states_", ".pkl");
   if (random.empty()) review.Missing("random_states_0.pkl", 0, "missing: the state of the random generators");
   for (const std::string& file : random.files()) {

@@ -67,6 +67,7 @@ absl::StatusOr<Metadata> ParseMetadata(std::string_view bytes) {
   absl::StatusOr<std::unique_ptr<Pickle>> pickle = Pickle::Parse(bytes);
   if (!pickle.ok()) return pickle.status();
   if ((*pickle)->bytes_used() != bytes.size()) return absl::DataLossError("bytes after its end");
+  if ((*pickle)->has_nul_text()) return absl::DataLossError("zeros within a name");
   const Pickle::Value root = (*pickle)->root();
   const Pickle::Value storage = root.Get("storage_data");
   if (root.kind() != PickleKind::kObject || storage.kind() != PickleKind::kDict) {

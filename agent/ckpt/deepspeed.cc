@@ -192,19 +192,17 @@ void Tag::CheckFiles() {
 
 void Tag::CheckGrids() {
   int64_t experts = 0;
+  int64_t models = std::min(said_.model_parallel.value_or(0), kMaxRanks);
   for (const auto& [key, grid] : grids_) {
+    models = std::max(models, grid.models);
     if (key.first == Part::kExpert) experts = std::max(experts, grid.replicas);
   }
-  for (auto& [key, grid] : grids_) {
+  for (const auto& [key, grid] : grids_) {
     int64_t replicas = grid.replicas;
-    int64_t models = std::max(
-        grid.models, grids_.count({Part::kModel, ""}) != 0 ? grids_[{Part::kModel, ""}].models : int64_t{0});
     if (key.first == Part::kOptimizer || key.first == Part::kZeroModel) {
       replicas = std::max(replicas, std::min(said_.data_parallel.value_or(0), kMaxRanks));
     }
     if (key.first == Part::kExpert) replicas = experts;
-    if (key.first == Part::kModel)
-      models = std::max(models, std::min(said_.model_parallel.value_or(0), kMaxRanks));
     // A grid as large as two numbers say, but never larger than what a checkpoint may hold.
     if (replicas * models > static_cast<int64_t>(kMaxFilesOfCheckpoint)) {
       review_.Fault(v1::VERDICT_CORRUPT, said_by_, "speaks of more ranks than there can be");

@@ -97,7 +97,7 @@ std::string PartNameOf(std::string_view like, int64_t number) {
   if (!place.has_value()) return std::string(like);
   const size_t width = place->end - place->begin;
   std::string digits = std::to_string(number);
-  while (digits.size() < width && width > 1) digits.insert(0, "0");
+  while (digits.size() < width && width > 1) digits.insert(digits.begin(), '0');
   return Cat({like.substr(0, place->begin), digits, like.substr(place->end)});
 }
 
@@ -112,7 +112,6 @@ bool MayBeCheckpoint(std::string_view name) {
 }
 
 int64_t StepOfName(std::string_view name) {
-  name = WithoutExtension(name);
   // Lightning's metrics are "name=value", also after the step.
   const size_t step = name.rfind("step=");
   if (step != std::string_view::npos && (step == 0 || !absl::ascii_isalpha(name[step - 1]))) {
@@ -121,6 +120,7 @@ int64_t StepOfName(std::string_view name) {
     const std::optional<int64_t> number = ParseDigits(name.substr(step + 5, end - step - 5));
     if (number.has_value()) return *number;
   }
+  name = WithoutExtension(name);
   const std::optional<Place> part = FindPart(name);
   if (!part.has_value()) return LastNumber(name);
   const int64_t before = LastNumber(name.substr(0, part->begin));

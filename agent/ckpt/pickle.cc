@@ -293,6 +293,7 @@ absl::Status PickleMachine::Bytes(unsigned char op, PickleKind kind) {
   if (!size.ok()) return size.status();
   absl::StatusOr<std::string_view> raw = Take(*size);
   if (!raw.ok()) return raw.status();
+  if (kind == PickleKind::kText && raw->find('\0') != std::string_view::npos) pickle_.has_nul_text_ = true;
   return AddText(kind, *raw);
 }
 

@@ -93,6 +93,8 @@ class Pickle {
   Value root() const { return Value(this, root_); }
   // Bytes up to and with STOP.
   size_t bytes_used() const { return used_; }
+  // A text holds a NUL: right in pickled bytes of old protocols, wrong in a pickle that holds names only.
+  bool has_nul_text() const { return has_nul_text_; }
 
  private:
   friend class PickleMachine;
@@ -131,6 +133,7 @@ class Pickle {
   std::vector<uint32_t> words_;  // 0 is never a batch
   uint32_t root_ = 0;
   size_t used_ = 0;
+  bool has_nul_text_ = false;
 };
 
 }  // namespace dgxrun::agent::ckpt

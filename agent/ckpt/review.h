@@ -70,7 +70,10 @@ class Review {
 
   // `then` is written after `first` is finished, in every save. If times say the contrary, the files come
   // from two saves: notes CORRUPT and returns false. Absent files: true.
-  bool CheckOrder(std::string_view first, std::string_view then);
+  // `lag_ns`: `first` may be as much later.
+  bool CheckOrder(std::string_view first, std::string_view then, int64_t lag_ns = 0);
+  // Every JSON file right in a folder is JSON.
+  void CheckJsonFiles(std::string_view folder);
 
   v1::CheckpointFinding Finish();
 

@@ -123,6 +123,7 @@ class ZeroFinder {
     }
     at_ += bytes.size();
   }
+  bool others() const { return others_; }  // anything but zeros
   std::optional<ZeroRun> Finish() {
     End();
     return others_ ? found_ : std::nullopt;
@@ -141,10 +142,9 @@ class ZeroFinder {
     if (tensor_.row_bytes == 0 || tensor_.row_bytes == tensor_.end - tensor_.begin) return false;
     const uint64_t begin = run_begin_ - tensor_.begin;
     const uint64_t end = begin + run_;
-    const uint64_t first_row = (begin + element - 1) / tensor_.row_bytes * tensor_.row_bytes;
-    const uint64_t last_row = (end + element - 1) / tensor_.row_bytes * tensor_.row_bytes;
-    const bool begins = begin + element > first_row && first_row + element > begin;
-    const bool ends = end + element > last_row && last_row + element > end;
+    const uint64_t row = (begin + tensor_.row_bytes - 1) / tensor_.row_bytes * tensor_.row_bytes;
+    const bool begins = row - begin < element;
+    const bool ends = end % tensor_.row_bytes < element;
     return begins && ends;
   }
 
@@ -162,6 +162,7 @@ absl::StatusOr<std::vector<ZeroRun>> FindZeroRuns(File& file, const SafetensorsH
                                                   size_t max_found) {
   std::vector<ZeroRun> found;
   std::string chunk(kChunkBytes, '\0');
+  bool anything = false;
   for (const SafeTensor& tensor : header.tensors) {
     ZeroFinder finder(tensor);
     for (uint64_t at = tensor.begin; at < tensor.end;) {
@@ -171,8 +172,13 @@ absl::StatusOr<std::vector<ZeroRun>> FindZeroRuns(File& file, const SafetensorsH
       at += size;
     }
     const std::optional<ZeroRun> run = finder.Finish();
+    anything = anything || finder.others();
     if (run.has_value() && IsFloat(tensor.dtype)) found.push_back(*run);
     if (found.size() >= max_found) break;
+  }
+  // No tensor holds anything: space was made for the data, which never came.
+  if (!anything && header.end - header.data >= kMinZeroRun) {
+    found.push_back({header.tensors.front().name, header.data, header.end - header.data});
   }
   return found;
 }

@@ -35,8 +35,8 @@ absl::StatusOr<SafetensorsHeader> ReadSafetensorsHeader(File& file);
 
 // For files of the right size: reads all data and looks for zeros that no tensor should hold: a run of at
 // least kMinZeroRun within a tensor of floats that also has other values, and that does not begin and end
-// with one of its rows. nullopt: none. What is found may still be a pruned model, so it is a doubt and no
-// proof.
+// with one of its rows; or, where no tensor holds anything else, all of it. What is found may still be a
+// pruned model, so it is a doubt and no proof.
 inline constexpr uint64_t kMinZeroRun = 256;
 struct ZeroRun {
   std::string tensor;

@@ -65,6 +65,7 @@ void JudgeTorchFolder(Review& review) {
     if (!its.empty() && (format.empty() || its == kTorch)) format = its;
     PeekStep(review, data);
   }
+  review.CheckJsonFiles("");
   review.SetFormat(format);
   if (format != kSafetensors) review.SetUnmarked();
 }

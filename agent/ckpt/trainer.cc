@@ -15,6 +15,8 @@ namespace dgxrun::agent::ckpt {
 namespace {
 
 constexpr std::string_view kState = "trainer_state.json";
+// Ranks that do not write the state may come this much later with their random states: there is no barrier.
+constexpr int64_t kRankLagNs = int64_t{600} * 1'000'000'000;
 
 bool CheckIfThere(Review& review, std::string_view file) {
   if (!review.tree().Has(file)) return false;
@@ -68,7 +70,10 @@ void CheckRandomStates(Review& review, bool wanted) {
     if (!single && wanted) review.Missing("rng_state.pth", 0, "missing: the state of the random generators");
     return;
   }
-  for (const std::string& file : ranks.files()) CheckIfThere(review, file);
+  for (const std::string& file : ranks.files()) {
+    CheckIfThere(review, file);
+    review.CheckOrder(file, kState, file == "rng_state_0.pth" ? 0 : kRankLagNs);
+  }
   ranks.NoteMissing(review, "missing: the random state of this rank");
 }
 
@@ -86,7 +91,8 @@ void CheckOrders(Review& review) {
   }
   review.CheckOrder("optimizer.pt", "scheduler.pt");
   for (std::string_view file :
-       {"optimizer.pt", "optimizer.bin", "scheduler.pt", "scaler.pt", "training_args.bin"}) {
+       {"optimizer.pt", "optimizer.bin", "scheduler.pt", "scaler.pt", "training_args.bin", "config.json",
+        "generation_config.json", "rng_state.pth"}) {
     review.CheckOrder(file, kState);
   }
 }
@@ -138,6 +144,7 @@ void JudgeTrainer(Review& review) {
     if (!scheduler && !deepspeed) review.Missing("scheduler.pt", 0, "missing: the scheduler's state");
   }
   CheckRandomStates(review, training);
+  review.CheckJsonFiles("");
   CheckOrders(review);
   // save_only_model: neither optimizer, scheduler nor random states are saved.
   if (!training)

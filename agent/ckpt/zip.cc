@@ -23,6 +23,12 @@ constexpr uint64_t kEndBytes = 22;
 constexpr uint64_t kEnd64Bytes = 56;
 constexpr uint64_t kLocator64Bytes = 20;
 constexpr uint16_t kZip64Extra = 1;
+// Fields that a local header and its directory entry share, up to the CRC-32, and where they begin in each.
+constexpr size_t kSharedBytes = 14;
+constexpr size_t kSharedInLocal = 4;
+constexpr size_t kSharedInDirectory = 6;
+// Of the flags: sizes and CRC-32 follow the data, and the local header's are zero.
+constexpr uint16_t kFollows = 8;
 constexpr uint32_t kIn64 = 0xFFFFFFFF;  // "look into the ZIP64 extra field"
 // Read at an archive's end: the three records and, for the archives of single tensors in a .distcp, the
 // directory.
@@ -156,6 +162,7 @@ absl::StatusOr<ZipMember> TakeEntry(std::string_view& directory) {
   const uint32_t plain = Load32(entry + 24);
   member.header = Load32(entry + 42);
   member.name = std::string(directory.substr(kDirectoryBytes, name));
+  member.shared = std::string(directory.substr(kSharedInDirectory, kSharedBytes));
   if (plain == kIn64 || member.bytes == kIn64 || member.header == kIn64) {
     absl::Status read = ReadZip64Extra(directory.substr(kDirectoryBytes + name, extra), plain == kIn64,
                                        member.bytes == kIn64, member.header == kIn64, member);
@@ -202,6 +209,12 @@ absl::StatusOr<uint64_t> ZipMemberData(File& file, const ZipArchive& archive, co
   if (absl::Status read = file.ReadAt(member.header, header, sizeof(header)); !read.ok()) return read;
   const std::string name = ToPrintable(member.name);
   if (!HasMagic({header, sizeof(header)}, kLocalMagic)) return Damaged(Cat({"no header of ", name}));
+  const bool follows = (Load16(header + 6) & kFollows) != 0;
+  const size_t shared = follows ? kSharedBytes - 4 : kSharedBytes;
+  if (std::string_view(header + kSharedInLocal, shared) !=
+      std::string_view(member.shared).substr(0, shared)) {
+    return Damaged(Cat({"the header of ", name, " does not fit its directory"}));
+  }
   const uint64_t name_bytes = Load16(header + 26);
   const uint64_t data = member.header + kLocalBytes + name_bytes + Load16(header + 28);
   if (name_bytes != member.name.size() || data > archive.directory ||

@@ -35,6 +35,7 @@ struct ZipMember {
   uint64_t bytes = 0;   // as stored
   uint32_t crc32 = 0;   // 0: not known, or of an empty member
   bool stored = true;   // not compressed
+  std::string shared;   // the fields that its local header must repeat: version, flags, method, time, CRC-32
 };
 
 // The directory of a torch.save file with a million tensors has 100 MB; nobody saves more in one file.
