@@ -29,6 +29,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 LIMIT_S = 120  # for one run; a launcher that takes longer hangs
@@ -84,8 +85,10 @@ class Bench:
         return [os.path.join(self.bin, "dgxrun"), *map(str, words)]
 
     def run(self, *words):
-        subprocess.run(self.dgxrun(*words), env=self.env, stdin=subprocess.DEVNULL, stdout=self.logs,
-                       stderr=self.logs, check=True, timeout=LIMIT_S)
+        job = self.start(self.dgxrun(*words))
+        wait(job, time.monotonic() + LIMIT_S)
+        if job.returncode != 0:
+            raise RuntimeError(f"dgxrun {' '.join(map(str, words))}: exit code {job.returncode}")
 
     def start(self, argv):
         return subprocess.Popen(argv, env=self.env, stdin=subprocess.DEVNULL, stdout=self.logs,
@@ -120,7 +123,7 @@ class Bench:
             elif row.says:
                 times["first"] = self.pipe.wait("s", deadline) - started
             for job in jobs:
-                job.wait(timeout=max(0.1, deadline - time.monotonic()))
+                wait(job, deadline)
             times["exit"] = time.monotonic() - started
             for job in jobs:
                 if job.returncode != 0:
@@ -168,6 +171,16 @@ def all_rows():
         rows.append(Row("/bin/true", ["exit"], nodes, ranks, says=False))
         rows.append(Row("python -c pass", ["first", "exit"], nodes, ranks))
     return rows + [Row("death", ["death"], nodes, 2) for nodes in (1, 2)]
+
+
+def wait(job, deadline):
+    """Until it has ended; killed at the deadline. Popen.wait with a time limit looks now and then, which shows."""
+    killer = threading.Timer(max(0.0, deadline - time.monotonic()), os.killpg, (job.pid, signal.SIGKILL))
+    killer.start()
+    try:
+        job.wait()
+    finally:
+        killer.cancel()
 
 
 def stop(job):
