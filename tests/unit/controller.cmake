@@ -6,3 +6,5 @@ dgxrun_test(NAME controller_engine_test SRCS ${CMAKE_SOURCE_DIR}/tests/unit/cont
             LIBS dgxrun_controller)
 dgxrun_test(NAME controller_service_test SRCS ${CMAKE_SOURCE_DIR}/tests/unit/controller_service_test.cc
             LIBS dgxrun_controller)
+dgxrun_test(NAME controller_in_process_test SRCS ${CMAKE_SOURCE_DIR}/tests/unit/controller_in_process_test.cc
+            LIBS dgxrun_controller)

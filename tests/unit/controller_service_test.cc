@@ -96,7 +96,7 @@ class OtherAccount : public ::testing::Environment {
     FILE* in = fdopen(to_[0], "r");
     char socket[500], job[100];
     while (fscanf(in, "%499s %99s", socket, job) == 2) {
-      absl::StatusOr<Channel> channel = Dial(std::string("unix:") + socket, {}, false);
+      absl::StatusOr<Channel> channel = Dial(std::string("unix:") + socket, TlsFiles(), false);
       v1::SubmitReply reply;
       const grpc::Status submitted = Submit(*channel, NewJob("other"), &reply);
       v1::JobStatus own, others;
@@ -283,7 +283,7 @@ class ServiceTest : public ::testing::Test {
     ASSERT_TRUE(controller.ok()) << controller.status();
     controller_ = *std::move(controller);
   }
-  Channel Unix(bool bulk = false) { return *Dial("unix:" + options_.unix_socket, {}, bulk); }
+  Channel Unix(bool bulk = false) { return *Dial("unix:" + options_.unix_socket, TlsFiles(), bulk); }
   std::string SubmitOk(const Channel& channel, const std::string& key) {
     v1::SubmitReply reply;
     const grpc::Status status = Submit(channel, NewJob(key), &reply);
