@@ -33,7 +33,11 @@ UniqueFd TakeSignals() {
 }
 
 AttachedJob::AttachedJob(Client client, Options options, Console* console, int signal_fd)
-    : client_(std::move(client)), options_(std::move(options)), console_(console), signal_fd_(signal_fd) {}
+    : client_(std::move(client)),
+      options_(std::move(options)),
+      console_(console),
+      signal_fd_(signal_fd),
+      retry_(options_.give_up) {}
 
 absl::StatusOr<int> AttachedJob::Run(const v1::SubmitRequest& request) {
   auto reply = client_.Submit(request);
@@ -57,6 +61,16 @@ int AttachedJob::Attach(const v1::JobStatus& status) {
   console_->ShowRanks(status.nodes_wanted() * status.ranks_per_node(), options_.log_all);
   StartWatch();
   StartHistory(status.attempt());
+  return Follow();
+}
+
+int AttachedJob::Join(const v1::JobStatus& status) {
+  job_ = status.job_id();
+  const uint32_t per_node = status.ranks_per_node();
+  console_->Notice(Layout(status.nodes_wanted(), per_node, options_.where) + " (job " + job_ + ")");
+  console_->ShowRanks(status.nodes_wanted() * per_node, options_.log_all);
+  StartWatch();
+  StartLogs(0);
   return Follow();
 }
 
@@ -101,7 +115,7 @@ void AttachedJob::Pump() {
 
 void AttachedJob::ReaderGone() {
   if (signals_ > 0 || leave_.has_value()) return;
-  if (!options_.local) {
+  if (!options_.local && !options_.peers) {
     Leave(kPipeClosed);
     return;
   }
@@ -118,7 +132,7 @@ void AttachedJob::OnSignals() {
 }
 
 void AttachedJob::OnSignal(int signal) {
-  if (signal == SIGHUP && !options_.local) {
+  if (signal == SIGHUP && !options_.local && !options_.peers) {
     console_->Notice(absl::StrCat("hang-up: job ", job_, " runs on; dgxrun attach ", job_));
     Leave(128 + SIGHUP);
     return;
@@ -133,8 +147,8 @@ void AttachedJob::OnSignal(int signal) {
     console_->Notice(name + ": killing the job");
     RequestStop(name, /*at_once=*/true);
   } else {
-    console_->Notice(options_.local ? "leaving; what is left of the job is killed"
-                                    : absl::StrCat("leaving; see dgxrun attach ", job_));
+    console_->Notice(options_.local || options_.peers ? "leaving; what is left of the job is killed"
+                                                      : absl::StrCat("leaving; see dgxrun attach ", job_));
     Leave(128 + stop_signal_);
   }
 }
@@ -149,13 +163,24 @@ void AttachedJob::RequestStop(const std::string& reason, bool at_once) {
   request.set_reason(reason);
   request.set_has_grace(at_once);
   ++open_calls_;
-  client_.StopLater(request, [this](const grpc::Status& status) {
-    loop_.Post([this, status] {
+  client_.StopLater(request, [this, at_once](const grpc::Status& status) {
+    loop_.Post([this, at_once, status] {
       --open_calls_;
-      if (!status.ok()) {
-        console_->Notice(
-            absl::StrCat("could not stop the job: ", std::string(client_.Explain(status).message())));
-      }
+      if (status.ok()) return;
+      console_->Notice(
+          absl::StrCat("could not stop the job: ", std::string(client_.Explain(status).message())));
+      if (options_.stop_here) StopHere(at_once);
+    });
+  });
+}
+
+void AttachedJob::StopHere(bool at_once) {
+  console_->Notice("stopping the ranks of this node");
+  ++open_calls_;
+  options_.stop_here(at_once, [this] {
+    loop_.Post([this] {
+      --open_calls_;
+      Leave(128 + stop_signal_);
     });
   });
 }
@@ -173,7 +198,9 @@ void AttachedJob::StartWatch() {
 LogFollower::Options AttachedJob::LogOptions(uint32_t attempt) const {
   LogFollower::Options options;
   options.job = job_;
-  if (console_->only_rank_0()) options.ranks = {0};
+  options.ranks = options_.ranks;
+  if (console_->only_rank_0()) options.ranks = {options.ranks.empty() ? 0 : options.ranks.front()};
+  options.may_be_unknown = options_.peers;
   options.attempt = attempt;
   options.show_stdout = options_.show_output;
   options.give_up = options_.local ? absl::ZeroDuration() : absl::InfiniteDuration();
@@ -210,6 +237,7 @@ void AttachedJob::OnStatus(const v1::JobStatus& status) {
   if (options_.on_status) options_.on_status(status);
   SayChanges(status);
   SayLostOutput(status);
+  SayAlarms(status);
   if (HasEnded(status.state()) && !drain_armed_) {
     drain_armed_ = true;
     ArmDrain();
@@ -257,18 +285,30 @@ void AttachedJob::SayLostOutput(const v1::JobStatus& status) {
   }
 }
 
+void AttachedJob::SayAlarms(const v1::JobStatus& status) {
+  for (; said_alarms_ < status.alarms_size(); ++said_alarms_) {
+    console_->Notice(RenderAlarm(status.alarms(said_alarms_)));
+  }
+}
+
 void AttachedJob::OnWatchDone(const grpc::Status& status) {
   watch_.reset();
   if (closing_ || leave_.has_value() || (have_status_ && HasEnded(last_.state()))) return;
-  const bool gone = !status.ok() && status.error_code() != grpc::StatusCode::UNAVAILABLE;
+  const bool gone = !status.ok() && status.error_code() != grpc::StatusCode::UNAVAILABLE &&
+                    !(options_.peers && status.error_code() == grpc::StatusCode::NOT_FOUND);
   std::optional<absl::Duration> pause;
   if (!gone && !options_.local) pause = retry_.Failed(EventLoop::BoottimeNs());
   if (!pause.has_value()) {
     console_->Notice(absl::StrCat(
         "lost job ", job_, ": ",
         status.ok() ? "the controller ended the watch" : std::string(client_.Explain(status).message())));
-    if (!options_.local) console_->Notice(absl::StrCat("it may still run: dgxrun attach ", job_));
-    Leave(status.ok() ? kExitInternal : ExitCodeOf(client_.Explain(status)));
+    if (options_.peers)
+      console_->Notice("its endpoint did not come back in time: the ranks of this node are killed");
+    if (!options_.local && !options_.peers)
+      console_->Notice(absl::StrCat("it may still run: dgxrun attach ", job_));
+    Leave(options_.peers ? kExitUnreachable
+          : status.ok()  ? kExitInternal
+                         : ExitCodeOf(client_.Explain(status)));
     return;
   }
   if (!said_lost_) {

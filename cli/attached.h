@@ -45,6 +45,14 @@ class AttachedJob {
     bool say_cpu = false;     // one line when ranks run on the CPU for lack of a GPU
     bool show_output = true;  // false: the one rank has the terminal's stdout; only its stderr is followed
     bool log_all = false;
+    // Peers mode: this process is part of the job. Hang-up stops the job; the endpoint's process may begin
+    // anew and not know the job for a moment; `ranks`, those of this node, are shown.
+    bool peers = false;
+    std::vector<uint32_t> ranks;
+    absl::Duration give_up = kReconnectLimit;
+    // Peers mode: the endpoint cannot be asked to stop the job, so what runs here is stopped; calls back on
+    // any thread when nothing runs here.
+    std::function<void(bool at_once, std::function<void()> gone)> stop_here;
     std::string where;                                    // "dev", "this machine"
     std::function<void(const v1::JobStatus&)> on_status;  // each status, the last one before Run returns
   };
@@ -55,12 +63,15 @@ class AttachedJob {
   absl::StatusOr<int> Run(const v1::SubmitRequest& request);
   // `status`: of a job that was submitted before.
   int Attach(const v1::JobStatus& status);
+  // Of a job that was not submitted here, but has just begun: all of its output.
+  int Join(const v1::JobStatus& status);
 
  private:
   int Follow();
   void OnSignals();
   void OnSignal(int signal);
   void RequestStop(const std::string& reason, bool at_once);
+  void StopHere(bool at_once);
   void Leave(int code);
   void ReaderGone();
 
@@ -73,6 +84,7 @@ class AttachedJob {
   void OnLogsDone(const absl::Status& status);
   void SayChanges(const v1::JobStatus& status);
   void SayLostOutput(const v1::JobStatus& status);
+  void SayAlarms(const v1::JobStatus& status);
   void ArmDrain();
   void Pump();
   void CloseStreams();
@@ -93,14 +105,15 @@ class AttachedJob {
   bool closing_ = false;
   bool drain_over_ = false;
   bool drain_armed_ = false;
-  int open_calls_ = 0;            // stops under way
-  Retry retry_{kReconnectLimit};  // of the watch; the output is asked for as long as we stay
+  int open_calls_ = 0;  // stops under way
+  Retry retry_;         // of the watch; the output is asked for as long as we stay
   bool said_lost_ = false;
 
   uint32_t said_attempt_ = 0;
   std::string waiting_;  // as last told; said once it has lasted
   std::string said_waiting_;
   std::set<std::pair<uint32_t, std::string>> said_lost_output_;  // attempt, node
+  int said_alarms_ = 0;  // so many of the job's
   int stop_signal_ = 0;
   int signals_ = 0;
   int watched_fd_ = -1;

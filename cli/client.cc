@@ -1,5 +1,7 @@
 #include "cli/client.h"
 
+#include <stdlib.h>
+
 #include <chrono>
 #include <future>
 #include <utility>
@@ -28,6 +30,8 @@ Client::Client(std::shared_ptr<grpc::Channel> channel, std::string where)
     : channel_(std::move(channel)), stub_(v1::Control::NewStub(channel_)), where_(std::move(where)) {}
 
 absl::StatusOr<Client> Client::Connect(const ClusterFile& cluster) {
+  // Read when gRPC begins. Its own lines are for its developers; what concerns a user is in our one line.
+  setenv("GRPC_VERBOSITY", "NONE", /*overwrite=*/0);
   const TlsFiles tls{cluster.tls_ca, cluster.tls_cert, cluster.tls_key};
   auto channel = Dial(cluster.controller, tls, /*bulk=*/false);
   if (!channel.ok()) {
@@ -48,6 +52,12 @@ absl::Status Client::Explain(const grpc::Status& status) const {
   if (status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) {
     return absl::DeadlineExceededError(
         absl::StrCat(where_, " does not answer; is its controller's machine up and the port open?"));
+  }
+  if (status.error_code() == grpc::StatusCode::UNAVAILABLE &&
+      absl::StrContains(status.error_message(), "certificate verify failed")) {
+    return absl::UnauthenticatedError(absl::StrCat(
+        where_, ": its certificate is not of the authority that [tls] ca of the cluster file names; ",
+        "is this the right controller, and the right ca?"));
   }
   if (status.error_code() == grpc::StatusCode::UNAVAILABLE) {
     return absl::UnavailableError(

@@ -2,130 +2,26 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <openssl/bio.h>
-#include <openssl/err.h>
-#include <openssl/evp.h>
-#include <openssl/pem.h>
-#include <openssl/rand.h>
-#include <openssl/x509.h>
-#include <openssl/x509v3.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <filesystem>
-#include <memory>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
+#include "cli/certificates.h"
 #include "cli/paths.h"
 #include "launcher/base/unique_fd.h"
 
 namespace dgxrun::cli {
 namespace {
 
-// A cluster lives for years and its authority is made once; leaves are renewed with the machines' upkeep.
-constexpr long kCaSeconds = 10L * 365 * 24 * 3600;
-constexpr long kLeafSeconds = 2L * 365 * 24 * 3600;
-// Clocks of new nodes may be a little behind the one that made the certificate.
-constexpr long kBackdateSeconds = 3600;
-constexpr int kSerialBits = 127;  // random serials, so that two authorities of one name do not clash
-constexpr int kPort = 7450;       // written into the first files; any other will do
+constexpr int kPort = 7450;  // written into the first files; any other will do
 
 // The name that clients check in the controller's certificate, whatever address they dial. Equal to
 // kControllerName of proto/rpc/credentials.h, which this file must not include: it links no gRPC.
 constexpr char kControllerAlternativeName[] = "dgxrun-controller";
-
-template <class T, void (*Free)(T*)>
-struct Deleter {
-  void operator()(T* p) const { Free(p); }
-};
-using Key = std::unique_ptr<EVP_PKEY, Deleter<EVP_PKEY, EVP_PKEY_free>>;
-using Cert = std::unique_ptr<X509, Deleter<X509, X509_free>>;
-using Bio = std::unique_ptr<BIO, Deleter<BIO, BIO_free_all>>;
-using Extension = std::unique_ptr<X509_EXTENSION, Deleter<X509_EXTENSION, X509_EXTENSION_free>>;
-using BigNumber = std::unique_ptr<BIGNUM, Deleter<BIGNUM, BN_free>>;
-
-absl::Status OpenSslError(const std::string& what) {
-  char text[256] = "unknown error";
-  if (const unsigned long code = ERR_get_error(); code != 0) ERR_error_string_n(code, text, sizeof text);
-  return absl::InternalError(absl::StrCat(what, ": ", text));
-}
-
-struct Request {
-  std::string common_name;
-  bool is_ca = false;
-  bool is_server = false;
-  std::vector<std::string> alternative_names;
-};
-
-bool AddExtension(X509* cert, X509* issuer, int nid, const std::string& value) {
-  X509V3_CTX context;
-  X509V3_set_ctx_nodb(&context);
-  X509V3_set_ctx(&context, issuer, cert, nullptr, nullptr, 0);
-  Extension extension(X509V3_EXT_conf_nid(nullptr, &context, nid, value.c_str()));
-  return extension != nullptr && X509_add_ext(cert, extension.get(), -1) == 1;
-}
-
-bool IsAddress(const std::string& host) {
-  ASN1_OCTET_STRING* address = a2i_IPADDRESS(host.c_str());
-  if (address == nullptr) {
-    ERR_clear_error();
-    return false;
-  }
-  ASN1_OCTET_STRING_free(address);
-  return true;
-}
-
-bool SetSerial(X509* cert) {
-  BigNumber number(BN_new());
-  return number != nullptr && BN_rand(number.get(), kSerialBits, BN_RAND_TOP_ONE, BN_RAND_BOTTOM_ANY) == 1 &&
-         BN_to_ASN1_INTEGER(number.get(), X509_get_serialNumber(cert)) != nullptr;
-}
-
-bool AddExtensions(X509* cert, X509* issuer, const Request& request) {
-  bool ok = AddExtension(cert, issuer, NID_subject_key_identifier, "hash") &&
-            AddExtension(cert, issuer, NID_basic_constraints,
-                         request.is_ca ? "critical,CA:TRUE,pathlen:0" : "critical,CA:FALSE") &&
-            AddExtension(cert, issuer, NID_key_usage,
-                         request.is_ca ? "critical,keyCertSign,cRLSign" : "critical,digitalSignature");
-  if (!request.is_ca) {
-    ok = ok && AddExtension(cert, issuer, NID_authority_key_identifier, "keyid") &&
-         AddExtension(cert, issuer, NID_ext_key_usage,
-                      request.is_server ? "serverAuth,clientAuth" : "clientAuth");
-  }
-  if (!request.alternative_names.empty()) {
-    std::vector<std::string> names;
-    for (const std::string& name : request.alternative_names) {
-      names.push_back((IsAddress(name) ? "IP:" : "DNS:") + name);
-    }
-    ok = ok && AddExtension(cert, issuer, NID_subject_alt_name, absl::StrJoin(names, ","));
-  }
-  return ok;
-}
-
-// `issuer` and `issuer_key` null: signs itself.
-absl::StatusOr<Cert> MakeCertificate(const Request& request, EVP_PKEY* key, X509* issuer,
-                                     EVP_PKEY* issuer_key) {
-  Cert cert(X509_new());
-  X509* const by = issuer != nullptr ? issuer : cert.get();
-  bool ok =
-      cert != nullptr && X509_set_version(cert.get(), 2) == 1 && SetSerial(cert.get()) &&
-      X509_gmtime_adj(X509_getm_notBefore(cert.get()), -kBackdateSeconds) != nullptr &&
-      X509_gmtime_adj(X509_getm_notAfter(cert.get()), request.is_ca ? kCaSeconds : kLeafSeconds) != nullptr &&
-      X509_set_pubkey(cert.get(), key) == 1;
-  if (ok) {
-    ok = X509_NAME_add_entry_by_txt(X509_get_subject_name(cert.get()), "CN", MBSTRING_UTF8,
-                                    reinterpret_cast<const unsigned char*>(request.common_name.c_str()), -1,
-                                    -1, 0) == 1 &&
-         X509_set_issuer_name(cert.get(), X509_get_subject_name(by)) == 1 &&
-         AddExtensions(cert.get(), by, request) &&
-         X509_sign(cert.get(), issuer_key != nullptr ? issuer_key : key, EVP_sha256()) > 0;
-  }
-  if (!ok) return OpenSslError("cannot make the certificate of " + request.common_name);
-  return cert;
-}
 
 // Never replaces a file: O_EXCL.
 absl::Status WriteNew(const std::string& path, const std::string& bytes, mode_t mode) {
@@ -136,29 +32,13 @@ absl::Status WriteNew(const std::string& path, const std::string& bytes, mode_t 
   return absl::OkStatus();
 }
 
-std::string Contents(BIO* bio) {
-  char* data = nullptr;
-  const long size = BIO_get_mem_data(bio, &data);
-  return std::string(data, static_cast<size_t>(size));
-}
-
 absl::Status WritePair(const std::string& stem, EVP_PKEY* key, X509* cert) {
-  Bio key_pem(BIO_new(BIO_s_mem()));
-  Bio cert_pem(BIO_new(BIO_s_mem()));
-  if (key_pem == nullptr || cert_pem == nullptr ||
-      PEM_write_bio_PrivateKey(key_pem.get(), key, nullptr, nullptr, 0, nullptr, nullptr) != 1 ||
-      PEM_write_bio_X509(cert_pem.get(), cert) != 1) {
-    return OpenSslError("cannot encode " + stem);
-  }
-  if (absl::Status written = WriteNew(stem + ".key", Contents(key_pem.get()), 0600); !written.ok())
-    return written;
-  return WriteNew(stem + ".crt", Contents(cert_pem.get()), 0644);
-}
-
-absl::StatusOr<Key> MakeKey() {
-  Key key(EVP_EC_gen("P-256"));
-  if (key == nullptr) return OpenSslError("cannot make a key");
-  return key;
+  auto key_pem = KeyPem(key);
+  if (!key_pem.ok()) return key_pem.status();
+  auto cert_pem = CertificatePem(cert);
+  if (!cert_pem.ok()) return cert_pem.status();
+  if (absl::Status written = WriteNew(stem + ".key", *key_pem, 0600); !written.ok()) return written;
+  return WriteNew(stem + ".crt", *cert_pem, 0644);
 }
 
 absl::Status RefuseExisting(const std::vector<std::string>& paths) {
@@ -200,14 +80,14 @@ absl::Status MakeClusterCertificates(const std::string& dir, const std::vector<s
   for (const std::string& host : hosts) {
     if (absl::Status ok = CheckHost(host); !ok.ok()) return ok;
   }
-  std::vector<std::pair<std::string, Request>> leaves;
-  Request controller{.common_name = "controller", .is_server = true};
+  std::vector<std::pair<std::string, CertificateRequest>> leaves;
+  CertificateRequest controller{.common_name = "controller", .is_server = true};
   controller.alternative_names = {kControllerAlternativeName};
   controller.alternative_names.insert(controller.alternative_names.end(), hosts.begin(), hosts.end());
   leaves.emplace_back("controller", controller);
-  leaves.emplace_back("agent", Request{.common_name = "agent"});
+  leaves.emplace_back("agent", CertificateRequest{.common_name = "agent"});
   for (const std::string& user : users)
-    leaves.emplace_back("user-" + user, Request{.common_name = "user:" + user});
+    leaves.emplace_back("user-" + user, CertificateRequest{.common_name = "user:" + user});
 
   std::vector<std::string> paths = {dir + "/ca.key", dir + "/ca.crt"};
   for (const auto& [stem, request] : leaves) {
@@ -219,7 +99,7 @@ absl::Status MakeClusterCertificates(const std::string& dir, const std::vector<s
 
   auto ca_key = MakeKey();
   if (!ca_key.ok()) return ca_key.status();
-  const Request authority{.common_name = "dgxrun cluster authority", .is_ca = true};
+  const CertificateRequest authority{.common_name = "dgxrun cluster authority", .is_ca = true};
   auto ca = MakeCertificate(authority, ca_key->get(), nullptr, nullptr);
   if (!ca.ok()) return ca.status();
   if (absl::Status written = WritePair(dir + "/ca", ca_key->get(), ca->get()); !written.ok()) return written;

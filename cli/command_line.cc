@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <functional>
+#include <map>
 #include <memory>
 #include <utility>
 
@@ -23,8 +24,8 @@ constexpr uint32_t kMaxRestartLimit = 1000000;
 constexpr uint32_t kMaxDevNodes = 64;  // processes on one machine
 
 const std::vector<std::string>& Subcommands() {
-  static const std::vector<std::string> kNames = {"status", "nodes", "logs",    "why",  "attach", "stop",
-                                                  "run",    "dev",   "cluster", "help", "version"};
+  static const std::vector<std::string> kNames = {"status", "nodes", "logs", "why",     "attach", "stop",
+                                                  "run",    "dev",   "ckpt", "cluster", "help",   "version"};
   return kNames;
 }
 
@@ -151,8 +152,33 @@ absl::Status InOption(const std::string& option, const absl::Status& status) {
 
 // Texts of a launch as typed; empty: not given.
 struct LaunchWords {
-  std::string nodes, ranks, device, grace, restarts, resume, exports;
+  std::string nodes, nnodes, ranks, device, grace, restarts, resume, exports;
+  PeersWords peers;
+  CheckpointWords checkpoints;
 };
+
+// What torchrun's words mean here.
+absl::Status ConvertTorchrun(const LaunchWords& words, LaunchOptions* options) {
+  auto peers = ParsePeers(words.peers);
+  if (!peers.ok()) return peers.status();
+  options->peers = *std::move(peers);
+  if (!words.nnodes.empty()) {
+    auto word = NodesWord(words.nnodes);
+    if (!word.ok()) return word.status();
+    auto nodes = Number("--nnodes", *word, 1, kMaxNodes);
+    if (!nodes.ok()) return nodes.status();
+    // One node and no endpoint: torchrun's way to say "here".
+    if (*nodes > 1 || options->peers.has_value()) options->nodes = *nodes;
+  }
+  if (words.ranks == "gpu" || words.ranks == "auto") {
+    options->ranks_per_node = 0;
+    if (words.ranks == "gpu" && words.device.empty()) options->device = v1::DEVICE_GPU;
+  } else if (words.ranks == "cpu") {
+    options->ranks_are_cpus = true;
+    options->device = v1::DEVICE_CPU;
+  }
+  return absl::OkStatus();
+}
 
 absl::Status ConvertLaunch(const LaunchWords& words, LaunchOptions* options) {
   if (!words.nodes.empty()) {
@@ -162,11 +188,12 @@ absl::Status ConvertLaunch(const LaunchWords& words, LaunchOptions* options) {
   }
   if (words.ranks == "all") {
     options->ranks_per_node = 0;
-  } else if (!words.ranks.empty()) {
+  } else if (!words.ranks.empty() && words.ranks != "gpu" && words.ranks != "auto" && words.ranks != "cpu") {
     auto ranks = Number("-g", words.ranks, 1, kMaxRanksPerNode);
     if (!ranks.ok()) return Usage(absl::StrCat(std::string(ranks.status().message()), ", or \"all\""));
     options->ranks_per_node = *ranks;
   }
+  if (absl::Status torchrun = ConvertTorchrun(words, options); !torchrun.ok()) return torchrun;
   if (!words.restarts.empty()) {
     auto restarts = Number("--max-restarts", words.restarts, 0, kMaxRestartLimit);
     if (!restarts.ok()) return restarts.status();
@@ -189,6 +216,9 @@ absl::Status ConvertLaunch(const LaunchWords& words, LaunchOptions* options) {
     if (!split.ok()) return InOption("--resume-arg", split.status());
     options->resume_args = *std::move(split);
   }
+  auto checkpoints = ParseCheckpointWords(words.checkpoints, options->ckpt_dir);
+  if (!checkpoints.ok()) return checkpoints.status();
+  options->checkpoints = *std::move(checkpoints);
   if (!words.exports.empty()) {
     auto rule = ParseExport(words.exports);
     if (!rule.ok()) return InOption("--export", rule.status());
@@ -203,10 +233,22 @@ absl::Status CheckLaunch(const LaunchOptions& options) {
     return Usage(absl::StrCat("--name ", options.name, ": letters, digits, \".\", \"_\" and \"-\", at most ",
                               kMaxNameLength));
   }
+  if (options.peers && (options.detach || !options.cluster.empty())) {
+    return Usage(
+        absl::StrCat(options.detach ? "--detach" : "--cluster",
+                     " and --rdzv-endpoint exclude each other: the commands of the nodes are the job"));
+  }
   if (options.detach && options.nodes == 0 && options.cluster.empty()) {
     return Usage(
         "--detach needs a cluster (-n or --cluster): a job of this machine alone ends with its dgxrun; "
         "dgxrun dev up starts a cluster here");
+  }
+  if (options.checkpoints.min_nodes > 0) {
+    if (options.peers) return Usage("--elastic and --rdzv-endpoint exclude each other");
+    if (options.checkpoints.min_nodes > std::max(options.nodes, 1u)) {
+      return Usage(absl::StrCat("--elastic ", options.checkpoints.min_nodes, ": more than the ",
+                                std::max(options.nodes, 1u), " of -n"));
+    }
   }
   if (!options.resume_args.empty() && options.ckpt_dir.empty()) {
     return Usage("--resume-arg needs --ckpt-dir, the folder in which checkpoints are found");
@@ -220,6 +262,13 @@ absl::StatusOr<Command> ParseLaunch(const std::vector<std::string>& words, bool 
   bool help = false, version = false;
   OptionSet set;
   set.Value("-n,-N,--nodes", &text.nodes);
+  set.Value("--nnodes", &text.nnodes);
+  set.Value("--rdzv-endpoint", &text.peers.endpoint);
+  set.Value("--rdzv-id", &text.peers.rdzv_id);
+  set.Value("--rdzv-backend", &text.peers.backend);
+  set.Value("--node-rank", &text.peers.node_rank);
+  set.Value("--orphan-timeout", &text.peers.orphan_timeout);
+  set.Value("--join-timeout", &text.peers.join_timeout);
   set.Value("-g,--gpus-per-node,--nproc-per-node", &text.ranks);
   set.Flag("-m,--module", &options.module);
   set.Flag("--no-python", &options.no_python);
@@ -230,6 +279,10 @@ absl::StatusOr<Command> ParseLaunch(const std::vector<std::string>& words, bool 
   set.Value("--max-restarts", &text.restarts);
   set.Value("--ckpt-dir", &options.ckpt_dir);
   set.Value("--resume-arg", &text.resume);
+  set.Value("--on-reset", &text.checkpoints.on_reset);
+  set.Value("--last-step", &text.checkpoints.last_step);
+  set.Value("--ckpt-keep", &text.checkpoints.keep);
+  set.Value("--elastic", &text.checkpoints.elastic);
   set.Value("--export", &text.exports);
   set.Flag("--log-all", &options.log_all);
   set.Flag("--detach", &options.detach);
@@ -407,6 +460,56 @@ absl::StatusOr<Command> ParseDev(const std::vector<std::string>& words) {
   });
 }
 
+absl::Status FinishPrune(const std::string& last, const std::string& every, CkptOptions* options) {
+  if (last.empty())
+    return Usage("dgxrun ckpt prune needs --keep-last N, the number of newest ones that stay");
+  v1::CheckpointPolicy policy;
+  const std::string rule = every.empty() ? last : absl::StrCat(last, ",", every);
+  if (last.find(',') != std::string::npos || !ParseKeep(rule, &policy).ok()) {
+    return Usage("--keep-last and --keep-every take a number from 1");
+  }
+  options->keep_last = policy.keep_last();
+  options->keep_every = policy.keep_every();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Command> ParseCkpt(const std::vector<std::string>& words) {
+  CkptOptions options;
+  std::string last, every;
+  Subcommand sub("ckpt");
+  sub.Json(&options.json).set.Flag("--deep", &options.deep);
+  sub.set.Flag("--dry-run", &options.dry_run);
+  sub.set.Flag("--remove", &options.remove);
+  sub.set.Value("--keep-last", &last);
+  sub.set.Value("--keep-every", &every);
+  return sub.Parse(words, nullptr, [&]() -> absl::StatusOr<Command> {
+    static const std::map<std::string, CkptOptions::What> kWhats = {{"ls", CkptOptions::What::kLs},
+                                                                    {"verify", CkptOptions::What::kVerify},
+                                                                    {"pin", CkptOptions::What::kPin},
+                                                                    {"prune", CkptOptions::What::kPrune}};
+    const auto what = kWhats.find(sub.positionals.empty() ? "" : sub.positionals[0]);
+    if (what == kWhats.end() || sub.positionals.size() < 2) {
+      return Usage("write dgxrun ckpt ls|verify|pin|prune DIR");
+    }
+    options.what = what->second;
+    options.paths.assign(sub.positionals.begin() + 1, sub.positionals.end());
+    const bool pin = options.what == CkptOptions::What::kPin,
+               prune = options.what == CkptOptions::What::kPrune;
+    const bool many = pin || options.what == CkptOptions::What::kVerify;
+    if (!many && options.paths.size() > 1)
+      return Usage(absl::StrCat("dgxrun ckpt ", what->first, " takes one folder"));
+    if (options.remove && !pin) return Usage("--remove belongs to dgxrun ckpt pin");
+    if (!prune && (options.dry_run || !last.empty() || !every.empty())) {
+      return Usage("--keep-last, --keep-every and --dry-run belong to dgxrun ckpt prune");
+    }
+    if (options.deep && (pin || prune)) return Usage("--deep belongs to dgxrun ckpt ls and verify");
+    if (prune) {
+      if (absl::Status rule = FinishPrune(last, every, &options); !rule.ok()) return rule;
+    }
+    return options;
+  });
+}
+
 absl::StatusOr<Command> FinishInit(ClusterInitOptions options) {
   if (!IsValidName(options.name)) return Usage(absl::StrCat("--name ", options.name, ": not a valid name"));
   for (const std::string& user : options.users) {
@@ -453,6 +556,7 @@ absl::StatusOr<Command> ParseCommandLine(const std::vector<std::string>& words) 
   if (first == "stop") return ParseStop(rest);
   if (first == "attach") return ParseAttach(rest);
   if (first == "dev") return ParseDev(rest);
+  if (first == "ckpt") return ParseCkpt(rest);
   if (first == "cluster") return ParseCluster(rest);
   if (first == "version") return ShowText{VersionText()};
   if (first == "help") return ShowText{HelpText(rest.empty() ? "" : rest[0])};

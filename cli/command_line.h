@@ -16,6 +16,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "cli/checkpoint_options.h"
+#include "cli/peers_options.h"
 #include "dgxrun/v1/job.pb.h"
 
 namespace dgxrun::cli {
@@ -39,9 +41,12 @@ struct LaunchOptions {
   uint32_t max_restarts = 3;
   std::string ckpt_dir;
   std::vector<std::string> resume_args;
+  CheckpointOptions checkpoints;
   ExportRule exports;
   bool log_all = false;
-  bool detach = false;  // submit, and leave it running
+  std::optional<PeersOptions> peers;
+  bool ranks_are_cpus = false;  // --nproc-per-node cpu: one rank per usable CPU
+  bool detach = false;          // submit, and leave it running
   std::string script;
   std::vector<std::string> script_args;
 };
@@ -84,6 +89,17 @@ struct DevOptions {
   uint32_t nodes = 0;  // of kUp; 0: as many as there are, else 2
   bool json = false;
 };
+struct CkptOptions {
+  enum class What { kLs, kVerify, kPin, kPrune };
+  What what = What::kLs;
+  std::vector<std::string> paths;  // kVerify: folders or checkpoints; kPin: folder, then names; else one folder
+  bool deep = false;               // every byte is read
+  bool json = false;
+  bool remove = false;  // kPin: the pins go
+  bool dry_run = false;
+  uint32_t keep_last = 0;  // kPrune
+  uint64_t keep_every = 0;
+};
 struct ClusterInitOptions {
   std::string dir;
   std::string name = "cluster";
@@ -99,7 +115,7 @@ struct ShowText {  // --help, --version
 
 using Command =
     std::variant<LaunchOptions, StatusOptions, NodesOptions, LogsOptions, WhyOptions, AttachOptions,
-                 StopOptions, DevOptions, ClusterInitOptions, ClusterCheckOptions, ShowText>;
+                 StopOptions, DevOptions, CkptOptions, ClusterInitOptions, ClusterCheckOptions, ShowText>;
 
 // `words`: argv without argv[0]. Errors are InvalidArgument with one line for the user.
 absl::StatusOr<Command> ParseCommandLine(const std::vector<std::string>& words);

@@ -11,6 +11,7 @@ constexpr char kMain[] = R"(dgxrun: launches, watches and resumes multi-node GPU
   dgxrun run [options] script.py [args...]  the same; for a script that is called like a subcommand
   dgxrun status|nodes|logs|why ...          look at jobs
   dgxrun attach|stop ...                    the console of a job that runs; stop one
+  dgxrun ckpt ls|verify|pin|prune DIR       the checkpoints of a folder, judged
   dgxrun dev up|down|status                 a cluster of real processes on this machine
   dgxrun cluster init DIR                   certificates and first files of a cluster over the network
   dgxrun cluster check NAME|FILE            is a cluster file right?
@@ -31,6 +32,12 @@ Where
                            /etc/dgxrun/cluster.toml, the dev cluster
       --device auto|gpu|cpu  auto: GPUs where the PCI bus has any, else the CPU
 
+Peers: the same command on every node, as with torchrun (docs/peers.md)
+      --rdzv-endpoint HOST[:PORT]  where the processes meet; port 29400 if none is given
+      --nnodes N           as -n; --nproc-per-node auto|gpu|cpu: one rank per GPU, or per usable CPU
+      --node-rank K        place of this node; 0 is the endpoint. Else: the machine that HOST names
+      --rdzv-id ID, --rdzv-backend c10d|static, --join-timeout TIME (600s), --orphan-timeout TIME (60s)
+
 What
   -m, --module             the script is a Python module
       --no-python          the script is any program
@@ -39,8 +46,13 @@ What
 
 When it fails
       --max-restarts N     restarts of the whole job; default 3
-      --ckpt-dir DIR       the newest checkpoint in it is given to each attempt as DGXRUN_RESUME_FROM
-      --resume-arg 'WORDS' added to the command when there is a checkpoint; {} is its path
+      --ckpt-dir DIR       the newest complete checkpoint in it is given to each attempt as
+                           DGXRUN_RESUME_FROM and DGXRUN_RESUME_STEP (docs/checkpoints.md)
+      --resume-arg 'WORDS' added to the command when there is a checkpoint; {} is its path, {step} its step
+      --on-reset warn|stop steps that begin far below the checkpoint: say so (default), or stop the job
+      --last-step N        an exit with 0 far below this step is called suspicious
+      --ckpt-keep LAST[,EVERY]  while training, remove complete ones but the newest LAST and each EVERYth step
+      --elastic MIN        go on with as few nodes when one is lost, if the checkpoint can be loaded so
       --grace TIME         from SIGTERM to SIGKILL; default 30s
 
 Output
@@ -88,6 +100,19 @@ constexpr char kStop[] = R"(dgxrun stop [JOB] [--grace TIME] [--cluster NAME|FIL
 Stops a job on all nodes: SIGTERM, then SIGKILL after the job's grace, or TIME if that is shorter. Returns
 when nothing of it runs any more. Without JOB: the latest that runs.
 )";
+constexpr char kCkpt[] = R"(dgxrun ckpt ls DIR [--deep] [--json]
+dgxrun ckpt verify PATH... [--deep] [--json]
+dgxrun ckpt pin DIR [NAME...] [--remove]
+dgxrun ckpt prune DIR --keep-last N [--keep-every N] [--dry-run] [--json]
+
+The checkpoints of a folder, newest first, with format and verdict (docs/checkpoints.md). Works here, with your
+rights, whether or not a job runs.
+  ls       a table
+  verify   the same, of folders or single checkpoints; exit code 1 if the newest of any is not COMPLETE
+  pin      those named stay, whatever is pruned; without a name: what is pinned
+  prune    removes complete ones but the newest N, each Nth step, what is pinned and what a pointer names
+  --deep   read every byte and check the CRCs that the files hold
+)";
 constexpr char kDev[] =
     R"(dgxrun dev up [-n NODES]   start a controller and agents node1..nodeN on this machine, or what is missing
 dgxrun dev down            stop its jobs, then its processes
@@ -115,7 +140,7 @@ certificates can be read, belong together and are in force. Prints ok, or what i
 std::string HelpText(const std::string& command) {
   static const std::map<std::string, const char*> kTexts = {
       {"status", kStatus}, {"nodes", kNodes}, {"logs", kLogs}, {"why", kWhy},
-      {"attach", kAttach}, {"stop", kStop},   {"dev", kDev},   {"cluster", kCluster},
+      {"attach", kAttach}, {"stop", kStop}, {"ckpt", kCkpt},   {"dev", kDev},   {"cluster", kCluster},
   };
   const auto it = kTexts.find(command);
   return it == kTexts.end() ? kMain : it->second;

@@ -7,7 +7,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "cli/cluster_choice.h"
+#include "cli/peers_key.h"
 #include "cli/render.h"
+#include "proto/rpc/credentials.h"
 
 namespace dgxrun::cli {
 namespace {
@@ -18,11 +20,20 @@ bool Newer(const v1::JobStatus& a, const v1::JobStatus& b) {
   return a.submitted_unix_ns() > b.submitted_unix_ns();
 }
 
+// The endpoint of a job in peers mode of which this machine has another node.
+absl::StatusOr<Client> PeersClient(const std::string& endpoint, const EnvMap& env, const Paths& paths) {
+  auto secret = FindPeersSecret(env, paths);
+  if (!secret.ok()) return secret.status();
+  auto made = MakePeersCertificate(secret->bytes);
+  if (!made.ok()) return made.status();
+  return Client(Dial(endpoint, TlsPems{made->ca, made->cert, made->key}, /*bulk=*/false), endpoint);
+}
+
 }  // namespace
 
 absl::StatusOr<JobFinder> JobFinder::Make(const std::string& asked_cluster, const EnvMap& env,
                                           const Paths& paths) {
-  JobFinder finder(paths);
+  JobFinder finder(env, paths);
   auto choice = FindCluster(asked_cluster, env, paths);
   if (!choice.ok()) return choice.status();
   finder.look_local_ = asked_cluster.empty();
@@ -106,6 +117,7 @@ absl::StatusOr<Client> JobFinder::ClientOf(const FoundJob& job) {
     if (job.local->control_socket.empty()) {
       return absl::FailedPreconditionError(absl::StrCat("job ", job.status.job_id(), " has ended"));
     }
+    if (!job.local->endpoint.empty()) return PeersClient(job.local->endpoint, env_, paths_);
     return Client::ConnectLocal(job.local->control_socket);
   }
   return *Cluster();

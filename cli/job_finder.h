@@ -34,11 +34,13 @@ class JobFinder {
   std::optional<absl::StatusOr<Client>> Cluster();
 
  private:
-  explicit JobFinder(const Paths& paths) : local_(paths.local_dir()) {}
+  JobFinder(const EnvMap& env, const Paths& paths) : env_(env), paths_(paths), local_(paths.local_dir()) {}
 
   // Jobs of the cluster that match; an unreachable cluster that was not asked for is a remark only.
   absl::StatusOr<std::vector<v1::JobStatus>> ClusterJobs(const std::string& job, bool all);
 
+  EnvMap env_;  // with paths_: where the peers' key is
+  Paths paths_;
   LocalJobs local_;
   bool look_local_ = true;
   std::optional<ClusterFile> cluster_;

@@ -1,3 +1,5 @@
+#include "cli/launch.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/random.h>
@@ -18,10 +20,10 @@
 #include "cli/cluster_choice.h"
 #include "cli/console.h"
 #include "cli/exit_codes.h"
-#include "cli/launch.h"
 #include "cli/launch_command.h"
 #include "cli/local_jobs.h"
 #include "cli/local_mode.h"
+#include "cli/peers.h"
 #include "cli/render.h"
 #include "launcher/cgroup.h"
 #include "proto/rpc/wire_version.h"
@@ -58,6 +60,8 @@ absl::StatusOr<std::string> WorkingFolder(const EnvMap& env) {
   return real.string();
 }
 
+}  // namespace
+
 absl::StatusOr<v1::SubmitRequest> MakeSubmit(const LaunchOptions& options, const EnvMap& env, bool local) {
   auto cwd = WorkingFolder(env);
   if (!cwd.ok()) return cwd.status();
@@ -76,6 +80,8 @@ absl::StatusOr<v1::SubmitRequest> MakeSubmit(const LaunchOptions& options, const
   }
   return request;
 }
+
+namespace {
 
 // The id alone on stdout, for `job=$(dgxrun --detach ...)`; the line for people on stderr.
 absl::StatusOr<int> Detach(const v1::SubmitRequest& request, Client& client, const std::string& where) {
@@ -116,6 +122,7 @@ absl::StatusOr<int> LaunchHere(const LaunchOptions& options, const EnvMap& env, 
   inventory_options.cgroup_parent = FindCgroupParent();
   const v1::Inventory inventory = agent::ReadInventory(inventory_options);
   bool on_cpu = false;
+  if (options.ranks_are_cpus) spec->set_ranks_per_node(inventory.allowed_cpus());
   if (absl::Status fits = FitToMachine(inventory, spec, &on_cpu); !fits.ok()) return fits;
   const bool terminal =
       spec->ranks_per_node() == 1 && isatty(STDIN_FILENO) == 1 && isatty(STDOUT_FILENO) == 1;
@@ -124,8 +131,7 @@ absl::StatusOr<int> LaunchHere(const LaunchOptions& options, const EnvMap& env, 
   const UniqueFd signals = TakeSignals();
   auto prepared = LocalMode::Prepare(paths);
   if (!prepared.ok()) return AsConfiguration(prepared.status());
-  auto mode =
-      LocalMode::Start(*std::move(prepared), paths, inventory, inventory_options.cgroup_parent, terminal);
+  auto mode = LocalMode::Start(*std::move(prepared), paths, inventory, inventory_options.cgroup_parent, terminal);
   if (!mode.ok()) return AsConfiguration(mode.status());
 
   Console console(STDOUT_FILENO, STDERR_FILENO);
@@ -154,6 +160,7 @@ absl::StatusOr<int> LaunchHere(const LaunchOptions& options, const EnvMap& env, 
 }  // namespace
 
 absl::StatusOr<int> Launch(const LaunchOptions& options, const EnvMap& env, const Paths& paths) {
+  if (options.peers) return LaunchPeers(options, env, paths);
   if (options.nodes > 0 || !options.cluster.empty()) return LaunchOnCluster(options, env, paths);
   return LaunchHere(options, env, paths);
 }

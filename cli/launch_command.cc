@@ -208,6 +208,8 @@ absl::StatusOr<v1::JobSpec> BuildSpec(const LaunchOptions& options, const EnvMap
   spec.set_max_restarts(options.max_restarts);
   if (!options.ckpt_dir.empty()) spec.set_ckpt_dir(Absolute(options.ckpt_dir, cwd));
   for (const std::string& word : options.resume_args) spec.add_resume_args(word);
+  *spec.mutable_ckpt() = options.checkpoints.policy;
+  spec.set_min_nodes(options.checkpoints.min_nodes);
   return spec;
 }
 

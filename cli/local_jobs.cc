@@ -16,13 +16,13 @@
 #include "cli/exit_codes.h"
 #include "cli/paths.h"
 #include "cli/render.h"
+#include "cli/status_file.h"
 #include "launcher/base/unique_fd.h"
 #include "proto/ids.h"
 
 namespace dgxrun::cli {
 namespace {
 
-constexpr char kStatusName[] = "/status.pb";
 constexpr char kControlName[] = "/control";
 
 int64_t ModifiedNs(const std::string& path) {
@@ -86,8 +86,7 @@ bool ReadPeersJob(const std::string& folder, LocalJob* job) {
 
 bool ReadJob(const std::string& folder, LocalJob* job) {
   if (access((folder + kStatusName).c_str(), F_OK) != 0) return ReadPeersJob(folder, job);
-  auto bytes = ReadFile(folder + kStatusName);
-  if (!bytes.ok() || !job->status.ParseFromString(*bytes)) return false;
+  if (!ReadStatus(folder, &job->status)) return false;
   job->folder = folder;
   if (HasEnded(job->status.state())) return true;
   auto socket = ReadFile(folder + kControlName);
@@ -96,8 +95,7 @@ bool ReadJob(const std::string& folder, LocalJob* job) {
     return true;
   }
   // It may have ended between the two looks.
-  bytes = ReadFile(folder + kStatusName);
-  if (!bytes.ok() || !job->status.ParseFromString(*bytes)) return false;
+  if (!ReadStatus(folder, &job->status)) return false;
   if (!HasEnded(job->status.state())) TellClientLost(folder, &job->status);
   return true;
 }
@@ -123,7 +121,7 @@ absl::Status LocalJobs::Write(const v1::JobStatus& status, const std::string& co
     absl::Status control = WriteFileAtomically(folder + kControlName, control_socket);
     if (!control.ok()) return control;
   }
-  return WriteFileQuickly(folder + kStatusName, status.SerializeAsString());
+  return WriteStatus(folder, status, WriteFileQuickly);
 }
 
 absl::Status LocalJobs::WritePeer(const v1::JobStatus& status, const std::string& node,

@@ -1,6 +1,7 @@
 // Local jobs of this user, running and ended: the folder <state>/local.
 //
 //   <job>/status.pb    the last JobStatus; written by the dgxrun process of the job at each change
+//                      (status_file.h: on a full disk too)
 //   <job>/control      path of that process's control socket, one line
 //   <job>/attempt_<k>/ output of the ranks
 //

@@ -83,7 +83,9 @@ void LogFollower::OnDone(const grpc::Status& status) {
   const int64_t now = EventLoop::BoottimeNs();
   if (absl::Nanoseconds(now - called_ns_) > kHadReached) retry_.Ok();
   std::optional<absl::Duration> pause;
-  if (status.error_code() == grpc::StatusCode::UNAVAILABLE) pause = retry_.Failed(now);
+  const bool away = status.error_code() == grpc::StatusCode::UNAVAILABLE ||
+                    (options_.may_be_unknown && status.error_code() == grpc::StatusCode::NOT_FOUND);
+  if (away) pause = retry_.Failed(now);
   if (!pause.has_value()) return End(client_->Explain(status));
   if (options_.say_lost && !said_lost_) {
     console_->Notice(absl::StrCat(client_->where(), " is not reachable; trying again for ",

@@ -52,6 +52,7 @@ class LogFollower {
     std::optional<uint32_t> attempt;  // the first one; without: the current one
     bool follow = true;               // false: one attempt, as far as it is written now
     bool show_stdout = true;
+    bool may_be_unknown = false;  // NOT_FOUND too: a controller that begins anew will hear of the job
     absl::Duration give_up = kReconnectLimit;  // zero: a lost connection is an error
     bool say_lost = false;                     // a line when the connection is lost, and when it is back
   };

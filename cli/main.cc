@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "cli/attach.h"
+#include "cli/ckpt_command.h"
 #include "cli/cluster_check.h"
 #include "cli/cluster_init.h"
 #include "cli/command_line.h"
@@ -41,6 +42,7 @@ absl::StatusOr<int> Run(const Command& command, const EnvMap& env) {
     return kExitOk;
   }
   if (const auto* init = std::get_if<ClusterInitOptions>(&command)) return InitClusterCommand(*init, env);
+  if (const auto* ckpt = std::get_if<CkptOptions>(&command)) return CkptCommand(*ckpt);
   auto paths = FindPaths(env, geteuid(), OnTmpfs);
   if (!paths.ok()) return paths.status();
   if (const auto* launch = std::get_if<LaunchOptions>(&command)) return Launch(*launch, env, *paths);

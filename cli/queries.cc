@@ -230,7 +230,7 @@ absl::StatusOr<int> ShowWhy(const WhyOptions& options, const EnvMap& env, const 
   if (!finder.ok()) return finder.status();
   auto job = finder->Find(options.job, /*alive=*/false);
   if (!job.ok()) return job.status();
-  return Print(options.json ? WhyJson(job->status) : RenderWhy(job->status));
+  return Print(options.json ? WhyJson(job->status) : RenderWhy(job->status, absl::Now()));
 }
 
 absl::StatusOr<int> StopJobCommand(const StopOptions& options, const EnvMap& env, const Paths& paths) {

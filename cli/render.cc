@@ -97,6 +97,15 @@ std::vector<std::string> LostLines(const v1::JobStatus& status) {
   return lines;
 }
 
+// Of all attempts: what was odd once may explain what came later.
+std::string AlarmRows(const v1::JobStatus& status) {
+  std::string text;
+  for (const v1::Alarm& alarm : status.alarms()) {
+    absl::StrAppend(&text, Row("alarm", absl::StrCat("attempt ", alarm.attempt(), ": ", RenderAlarm(alarm))));
+  }
+  return text;
+}
+
 std::string Where(const v1::JobStatus& status) {
   return status.cluster() == "local" || status.cluster().empty() ? "this machine" : status.cluster();
 }
@@ -106,6 +115,7 @@ std::string Where(const v1::JobStatus& status) {
 std::string StateName(v1::JobState state) { return Lower(v1::JobState_Name(state), "JOB_STATE_"); }
 std::string StateName(v1::NodeState state) { return Lower(v1::NodeState_Name(state), "NODE_STATE_"); }
 std::string StateName(v1::RankState state) { return Lower(v1::RankState_Name(state), "RANK_STATE_"); }
+std::string AlarmName(v1::AlarmKind kind) { return Lower(v1::AlarmKind_Name(kind), "ALARM_KIND_"); }
 std::string CauseName(v1::Cause cause) { return Lower(v1::Cause_Name(cause), "CAUSE_"); }
 
 bool HasEnded(v1::JobState state) {
@@ -147,6 +157,45 @@ std::string HumanBytes(uint64_t bytes) {
     ++unit;
   }
   return absl::StrFormat("%.1f %s", value, kUnits[unit]);
+}
+
+std::string RenderAlarm(const v1::Alarm& alarm) {
+  return Printable(alarm.node().empty() ? alarm.text() : absl::StrCat(alarm.node(), ": ", alarm.text()));
+}
+
+std::string RenderProgress(const v1::JobStatus& status, absl::Time now) {
+  const v1::Progress& progress = status.progress();
+  std::vector<std::string> parts;
+  if (progress.has_step() && progress.from_script()) {
+    parts.push_back(absl::StrCat("step ", progress.step()));
+    if (progress.steps_per_second() > 0) {
+      parts.back() += absl::StrFormat(" (%.3g steps/s)", progress.steps_per_second());
+    }
+  }
+  if (progress.has_newest()) {
+    const v1::Checkpoint& newest = progress.newest();
+    const std::string age = HumanDuration(now - absl::FromUnixNanos(newest.mtime_unix_ns()));
+    std::string text = absl::StrCat("newest complete checkpoint ", CheckpointText(newest), ", ", age, " old");
+    if (progress.has_step() && progress.from_script() && newest.step() >= 0 &&
+        progress.step() >= newest.step()) {
+      absl::StrAppend(&text, ", ", progress.step() - newest.step(), " steps ago");
+    }
+    parts.push_back(std::move(text));
+    if (!HasEnded(status.state())) {
+      // An attempt that began after that save has lost no more than it has run.
+      absl::Duration lost = now - absl::FromUnixNanos(newest.mtime_unix_ns());
+      if (status.started_unix_ns() != 0) {
+        lost = std::min(lost, now - absl::FromUnixNanos(status.started_unix_ns()));
+      }
+      parts.push_back(absl::StrCat("a failure now costs ", HumanDuration(lost), " of work and a restart"));
+    }
+  } else if (status.state() == v1::JOB_STATE_RUNNING && status.started_unix_ns() != 0 &&
+             status.has_progress()) {
+    parts.push_back(absl::StrCat("no complete checkpoint: a failure now costs ",
+                                 HumanDuration(now - absl::FromUnixNanos(status.started_unix_ns())),
+                                 " of work and a restart"));
+  }
+  return Printable(absl::StrJoin(parts, "; "));
 }
 
 std::string RenderAttached(const v1::JobStatus& status, const std::string& where, absl::Time now) {
@@ -202,6 +251,9 @@ std::string RenderStatus(const v1::JobStatus& status, absl::Time now) {
   if (status.has_checkpoint()) {
     absl::StrAppend(&text, Row("checkpoint", CheckpointText(status.checkpoint())));
   }
+  if (const std::string progress = RenderProgress(status, now); !progress.empty()) {
+    absl::StrAppend(&text, Row("progress", progress));
+  }
   if (!status.waiting_for().empty()) absl::StrAppend(&text, Row("waits for", status.waiting_for()));
   if (status.has_why()) {
     // Only a job that failed or was stopped has its own end as the reason; else it is an earlier attempt's.
@@ -216,7 +268,7 @@ std::string RenderStatus(const v1::JobStatus& status, absl::Time now) {
     if (!node.log_dir().empty()) absl::StrAppend(&text, Row("logs", node.name() + ":" + node.log_dir()));
   }
   for (const std::string& line : LostLines(status)) absl::StrAppend(&text, Row("lost", line));
-  return text;
+  return text + AlarmRows(status);
 }
 
 std::string RenderJobList(const std::vector<v1::JobStatus>& jobs, absl::Time now) {
@@ -249,10 +301,13 @@ std::string RenderNodes(const std::vector<v1::NodeInfo>& nodes) {
   return text;
 }
 
-std::string RenderWhy(const v1::JobStatus& status) {
+std::string RenderWhy(const v1::JobStatus& status, absl::Time now) {
   std::string text = absl::StrCat("job ", status.job_id(), " ", StateName(status.state()));
   std::string lost;
   for (const std::string& line : LostLines(status)) absl::StrAppend(&lost, Row("lost", line));
+  const std::string progress = RenderProgress(status, now);
+  if (!progress.empty()) absl::StrAppend(&lost, Row("progress", progress));
+  lost += AlarmRows(status);
   if (!status.has_why()) {
     return absl::StrCat(
         text, HasEnded(status.state()) ? "; nothing failed\n" : "; nothing has failed so far\n", lost);

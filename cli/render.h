@@ -18,6 +18,7 @@ std::string StateName(v1::JobState state);
 std::string StateName(v1::NodeState state);
 std::string StateName(v1::RankState state);
 std::string CauseName(v1::Cause cause);
+std::string AlarmName(v1::AlarmKind kind);
 bool HasEnded(v1::JobState state);
 
 // "2 nodes × 8 = 16 ranks on dev"
@@ -32,9 +33,13 @@ std::string Printable(const std::string& line);
 std::string RenderStatus(const v1::JobStatus& status, absl::Time now);
 std::string RenderJobList(const std::vector<v1::JobStatus>& jobs, absl::Time now);
 std::string RenderNodes(const std::vector<v1::NodeInfo>& nodes);
-std::string RenderWhy(const v1::JobStatus& status);
+std::string RenderWhy(const v1::JobStatus& status, absl::Time now);
 // "attempt 0 failed: rank 1 on node1 was killed by SIGKILL; restart 1 of 3 from ckpt/step_20.pt"
 std::string RenderRestart(const v1::Why& why, const v1::JobStatus& status);
+// How far the attempt has come, and what a failure now would cost; "" when nothing is known.
+std::string RenderProgress(const v1::JobStatus& status, absl::Time now);
+// "node1: no new complete checkpoint for 12 min; ..."; one line.
+std::string RenderAlarm(const v1::Alarm& alarm);
 // What a client that attaches to a job says first.
 std::string RenderAttached(const v1::JobStatus& status, const std::string& where, absl::Time now);
 // "node2: 12.3 MB of output could not be written: /logs/...: No space left on device; ..."; empty: all is in

@@ -61,6 +61,38 @@ Json WhyObject(const v1::JobStatus& status) {
   return json;
 }
 
+Json ProgressObject(const v1::Progress& progress) {
+  Json json;
+  json["step"] = progress.has_step() ? Json(progress.step()) : Json(nullptr);
+  json["first_step"] = progress.has_step() ? Json(progress.first_step()) : Json(nullptr);
+  json["from_script"] = progress.from_script();
+  json["steps_per_second"] =
+      progress.steps_per_second() > 0 ? Json(progress.steps_per_second()) : Json(nullptr);
+  const v1::Checkpoint& newest = progress.newest();
+  json["newest_checkpoint"] = progress.has_newest() ? Json(newest.path()) : Json(nullptr);
+  json["newest_checkpoint_step"] =
+      progress.has_newest() && newest.step() >= 0 ? Json(newest.step()) : Json(nullptr);
+  json["newest_checkpoint_time"] = TimeOrNull(progress.has_newest() ? newest.mtime_unix_ns() : 0);
+  json["checkpoints_written"] = progress.complete();
+  json["save_interval_s"] = progress.save_interval_s() > 0 ? Json(progress.save_interval_s()) : Json(nullptr);
+  json["free_bytes"] = progress.free_bytes() > 0 ? Json(progress.free_bytes()) : Json(nullptr);
+  return json;
+}
+
+Json AlarmList(const v1::JobStatus& status) {
+  Json list = Json::array();
+  for (const v1::Alarm& alarm : status.alarms()) {
+    Json json;
+    json["kind"] = AlarmName(alarm.kind());
+    json["text"] = alarm.text();
+    json["attempt"] = alarm.attempt();
+    json["node"] = alarm.node().empty() ? Json(nullptr) : Json(alarm.node());
+    json["at"] = TimeOrNull(alarm.at_unix_ns());
+    list.push_back(json);
+  }
+  return list;
+}
+
 Json StatusObject(const v1::JobStatus& status) {
   Json json;
   json["job"] = status.job_id();
@@ -81,6 +113,8 @@ Json StatusObject(const v1::JobStatus& status) {
   json["checkpoint_step"] = status.has_checkpoint() && status.checkpoint().step() >= 0
                                 ? Json(status.checkpoint().step())
                                 : Json(nullptr);
+  json["progress"] = status.has_progress() ? ProgressObject(status.progress()) : Json(nullptr);
+  json["alarms"] = AlarmList(status);
   json["waiting_for"] = status.waiting_for().empty() ? Json(nullptr) : Json(status.waiting_for());
   json["exit_code"] = HasEnded(status.state()) ? Json(status.exit_code()) : Json(nullptr);
   json["submitted"] = TimeOrNull(status.submitted_unix_ns());
@@ -117,6 +151,8 @@ std::string WhyJson(const v1::JobStatus& status) {
   json["name"] = status.name();
   json["state"] = StateName(status.state());
   json["why"] = WhyObject(status);
+  json["progress"] = status.has_progress() ? ProgressObject(status.progress()) : Json(nullptr);
+  json["alarms"] = AlarmList(status);
   return Dump(json);
 }
 

@@ -73,12 +73,8 @@ absl::StatusOr<X509Ptr> ParseCertificate(const std::string& path, const std::str
   return cert;
 }
 
-struct Pems {
-  std::string ca, cert, key;
-};
-
-absl::StatusOr<Pems> ReadPems(const TlsFiles& files) {
-  Pems pems;
+absl::StatusOr<TlsPems> ReadPems(const TlsFiles& files) {
+  TlsPems pems;
   for (auto [path, what, out] :
        {std::tuple<const std::string&, const char*, std::string*>{files.ca, "ca", &pems.ca},
         {files.cert, "cert", &pems.cert},
@@ -109,25 +105,39 @@ absl::StatusOr<Pems> ReadPems(const TlsFiles& files) {
   return pems;
 }
 
+std::shared_ptr<grpc::ChannelCredentials> ClientTlsFrom(const TlsPems& pems) {
+  grpc::SslCredentialsOptions options;
+  options.pem_root_certs = pems.ca;
+  options.pem_cert_chain = pems.cert;
+  options.pem_private_key = pems.key;
+  return grpc::SslCredentials(options);
+}
+
+grpc::ChannelArguments DialArguments(bool tls, bool bulk) {
+  grpc::ChannelArguments arguments = ClientArguments(tls);
+  if (bulk) arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  return arguments;
+}
+
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> ServerTls(const TlsFiles& files) {
-  absl::StatusOr<Pems> pems = ReadPems(files);
-  if (!pems.ok()) return pems.status();
+std::shared_ptr<grpc::ServerCredentials> ServerTls(const TlsPems& pems) {
   grpc::SslServerCredentialsOptions options(GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
-  options.pem_root_certs = pems->ca;
-  options.pem_key_cert_pairs.push_back({pems->key, pems->cert});
+  options.pem_root_certs = pems.ca;
+  options.pem_key_cert_pairs.push_back({pems.key, pems.cert});
   return grpc::SslServerCredentials(options);
 }
 
-absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> ClientTls(const TlsFiles& files) {
-  absl::StatusOr<Pems> pems = ReadPems(files);
+absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> ServerTls(const TlsFiles& files) {
+  absl::StatusOr<TlsPems> pems = ReadPems(files);
   if (!pems.ok()) return pems.status();
-  grpc::SslCredentialsOptions options;
-  options.pem_root_certs = pems->ca;
-  options.pem_cert_chain = pems->cert;
-  options.pem_private_key = pems->key;
-  return grpc::SslCredentials(options);
+  return ServerTls(*pems);
+}
+
+absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> ClientTls(const TlsFiles& files) {
+  absl::StatusOr<TlsPems> pems = ReadPems(files);
+  if (!pems.ok()) return pems.status();
+  return ClientTlsFrom(*pems);
 }
 
 grpc::ChannelArguments ClientArguments(bool tls) {
@@ -162,8 +172,7 @@ void SetServerArguments(grpc::ServerBuilder* builder) {
 absl::StatusOr<std::shared_ptr<grpc::Channel>> Dial(const std::string& target, const TlsFiles& files,
                                                     bool bulk) {
   const bool local = absl::StartsWith(target, "unix:");
-  grpc::ChannelArguments arguments = ClientArguments(!local);
-  if (bulk) arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  const grpc::ChannelArguments arguments = DialArguments(!local, bulk);
   if (local) return grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(), arguments);
   if (files.empty()) {
     return absl::FailedPreconditionError(
@@ -172,6 +181,10 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> Dial(const std::string& target, c
   absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> credentials = ClientTls(files);
   if (!credentials.ok()) return credentials.status();
   return grpc::CreateCustomChannel(target, *credentials, arguments);
+}
+
+std::shared_ptr<grpc::Channel> Dial(const std::string& target, const TlsPems& pems, bool bulk) {
+  return grpc::CreateCustomChannel(target, ClientTlsFrom(pems), DialArguments(/*tls=*/true, bulk));
 }
 
 std::string TlsCommonName(const grpc::ServerContextBase& context) {

@@ -26,9 +26,18 @@ struct TlsFiles {
   bool empty() const { return ca.empty() && cert.empty() && key.empty(); }
 };
 
+// The same, made in memory and kept there (peers mode). Whoever made them has checked them.
+struct TlsPems {
+  std::string ca, cert, key;  // PEM texts
+  bool empty() const { return cert.empty(); }
+};
+inline constexpr char kPeerName[] = "peer";  // common name of every certificate in peers mode
+
 // Errors name the file and what is wrong: missing, unreadable, a key that others may read, expired.
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> ServerTls(const TlsFiles& files);
 absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> ClientTls(const TlsFiles& files);
+
+std::shared_ptr<grpc::ServerCredentials> ServerTls(const TlsPems& pems);
 
 // Channel and server arguments that every connection of ours uses; each with its reason in the .cc
 // (sizes, back-off, no proxy, no port sharing, no BDP probes).
@@ -39,6 +48,8 @@ void SetServerArguments(grpc::ServerBuilder* builder);
 // `bulk`: a connection of its own, never shared with another channel to the same target.
 absl::StatusOr<std::shared_ptr<grpc::Channel>> Dial(const std::string& target, const TlsFiles& files,
                                                     bool bulk);
+
+std::shared_ptr<grpc::Channel> Dial(const std::string& target, const TlsPems& pems, bool bulk);
 
 // Common name of the client's verified certificate; empty when there is none (unix socket, in process).
 std::string TlsCommonName(const grpc::ServerContextBase& context);

@@ -39,6 +39,9 @@ std::string Brief(const Action& action) {
           return absl::StrCat("store job ", a.stored.launched, " ", a.stored.tombstone, " ", a.stored.gone);
         }
         if constexpr (std::is_same_v<T, StoreReport>) return absl::StrCat("store ", Brief(a.report));
+        if constexpr (std::is_same_v<T, StoreCapsule>)
+          return absl::StrCat("store capsule ", a.capsule.attempt());
+        if constexpr (std::is_same_v<T, DropCapsule>) return "drop capsule";
         if constexpr (std::is_same_v<T, DropReports>) return absl::StrCat("drop ", a.up_to);
         if constexpr (std::is_same_v<T, DropJob>) return absl::StrCat("drop job ", a.job.str());
         if constexpr (std::is_same_v<T, Send>) {
@@ -101,6 +104,8 @@ class AgentCoreTest : public ::testing::Test {
         store_.reports.push_back(a->report);
         store_.last_report = a->report.number();
       }
+      if (const auto* a = std::get_if<StoreCapsule>(&action)) store_.capsules[kA0.job] = a->capsule;
+      if (const auto* a = std::get_if<DropCapsule>(&action)) store_.capsules.erase(a->job);
       if (const auto* a = std::get_if<DropReports>(&action)) {
         std::erase_if(store_.reports, [&](const auto& r) { return r.number() <= a->up_to; });
       }
@@ -413,6 +418,116 @@ TEST(ReportLogTest, NumbersHaveNoGapsOverARestart) {
   EXPECT_EQ(log.Ack(9), ReportLog::Acked::kDropped);
   EXPECT_EQ(log.oldest(), 0u);
   EXPECT_EQ(log.Add(v1::Report()).number(), 10u);
+}
+
+// ---- Peers mode ----
+
+class PeerCoreTest : public AgentCoreTest {
+ protected:
+  PeerCoreTest() { core_ = std::make_unique<AgentCore>(PeerOptions(), StoredState()); }
+
+  static AgentCoreOptions PeerOptions() {
+    AgentCoreOptions options = Options();
+    options.offer.emplace();
+    options.offer->set_rdzv_id("none");
+    return options;
+  }
+  std::vector<std::string> WelcomePeers(const std::string& cluster, uint64_t term) {
+    v1::ControllerMsg m;
+    m.mutable_welcome()->mutable_version()->set_major(1);
+    m.mutable_welcome()->mutable_version()->set_minor(3);
+    m.mutable_welcome()->set_cluster_id(cluster);
+    m.mutable_welcome()->set_term(term);
+    m.mutable_welcome()->set_heartbeat_ms(1000);
+    m.mutable_welcome()->set_isolation_timeout_ms(10000);
+    m.mutable_welcome()->set_peers(true);
+    return Say(m);
+  }
+  void ConnectPeer(const std::string& cluster = "cid", uint64_t term = 5) {
+    Do(LinkUp{});
+    WelcomePeers(cluster, term);
+  }
+  std::vector<std::string> LaunchWithCapsule(const AttemptKey& key) {
+    v1::ControllerMsg m;
+    *m.mutable_launch() = MakeLaunch(key);
+    m.mutable_launch()->mutable_capsule()->set_cluster_id("cid");
+    m.mutable_launch()->mutable_capsule()->set_job_id(key.job.str());
+    m.mutable_launch()->mutable_capsule()->set_attempt(key.attempt.value());
+    return Say(m);
+  }
+  v1::Hello HelloSent() {
+    Do(LinkDown{});
+    Do(LinkUp{});
+    return std::get<Send>(last_[0]).message.hello();
+  }
+};
+
+TEST_F(PeerCoreTest, ACapsuleIsStoredBeforeItsLaunchAndToldWhileTheAttemptLives) {
+  ConnectPeer();
+  EXPECT_THAT(LaunchWithCapsule(kA0), ElementsAre("store job 0 -1 -1", "store capsule 0", "start 0"));
+  EXPECT_EQ(HelloSent().capsules_size(), 1);
+  core_ = std::make_unique<AgentCore>(PeerOptions(), store_);
+  Do(Restored{{kA0}, {}});
+  EXPECT_EQ(HelloSent().capsules_size(), 1) << "an agent that was restarted has it too";
+  EXPECT_EQ(HelloSent().offer().rdzv_id(), "none");
+  Event(kA0, 1, "gone");
+  EXPECT_EQ(HelloSent().capsules_size(), 0) << "what lives nowhere is history";
+}
+
+TEST_F(PeerCoreTest, TheControllerMayBecomeAnotherWhileNothingLives) {
+  ConnectPeer("fresh", 1);
+  EXPECT_THAT(WelcomePeers("old", 7), ElementsAre("store cluster old 7"));
+  EXPECT_EQ(core().cluster_id(), "old");
+  Do(LinkDown{});
+  Do(LinkUp{});
+  EXPECT_THAT(WelcomePeers("next", 1), ElementsAre("store cluster next 1", "set heartbeat"));
+  LaunchWithCapsule(kA0);
+  EXPECT_THAT(WelcomePeers("another", 9), ElementsAre("close"));
+  Do(LinkDown{});
+  Do(LinkUp{});
+  EXPECT_THAT(WelcomePeers("another", 9), ElementsAre("close")) << "and it may come again";
+  Do(LinkDown{});
+  Do(LinkUp{});
+  EXPECT_THAT(Welcome("another", 9), ElementsAre("close")) << "a cluster that is none of peers";
+}
+
+TEST_F(PeerCoreTest, WhatADeadControllerHadAcknowledgedIsToldAgainWhenAsked) {
+  ConnectPeer();
+  LaunchWithCapsule(kA0);
+  Event(kA0, 1, "gone");
+  Ack(1);
+  EXPECT_EQ(HelloSent().snapshot().attempts_size(), 0);
+  WelcomePeers("cid", 6);
+  EXPECT_THAT(LaunchWithCapsule(kA0), ElementsAre("store #2 gone 0", "send #2 gone 0"));
+  EXPECT_THAT(Stop(kA0), ElementsAre("store job 0 0 0")) << "it is on its way";
+  Ack(2);
+  EXPECT_THAT(Stop(kA0), ElementsAre("store #3 gone 0", "send #3 gone 0"));
+  // Also after a restart of the agent, though without the ranks.
+  Ack(3);
+  core_ = std::make_unique<AgentCore>(PeerOptions(), store_);
+  ConnectPeer("cid", 7);
+  EXPECT_THAT(LaunchWithCapsule(kA0), ElementsAre("store #4 gone 0", "send #4 gone 0"));
+}
+
+TEST_F(PeerCoreTest, TheNextAttemptAndTheEndDropWhatWasKept) {
+  ConnectPeer();
+  LaunchWithCapsule(kA0);
+  Event(kA0, 1, "gone");
+  Ack(1);
+  EXPECT_THAT(LaunchWithCapsule(kA1), ElementsAre("store job 1 -1 0", "store capsule 1", "start 1"));
+  Event(kA1, 1, "gone");
+  EXPECT_THAT(Forget(), ElementsAre("drop capsule", "store job 1 1 1", "forget"));
+}
+
+TEST_F(PeerCoreTest, StopEverythingLeavesTombstonesAndNeedsNoController) {
+  ConnectPeer();
+  LaunchWithCapsule(kA0);
+  Do(LinkDown{});
+  EXPECT_THAT(Do(StopEverything{0, "left"}), ElementsAre("store job 0 0 -1", "stop 0 0"));
+  EXPECT_TRUE(core().AnythingLives());
+  Event(kA0, 1, "gone");
+  EXPECT_FALSE(core().AnythingLives());
+  EXPECT_THAT(Do(StopEverything{0, "left"}), IsEmpty());
 }
 
 }  // namespace
