@@ -91,7 +91,7 @@ TEST(Render, LostOutput) {
             "node2: more than " + end +
                 "; the ranks run on, and what follows is written once there is room there again");
   EXPECT_THAT(RenderStatus(job, absl::Now()), HasSubstr("\nlost       node2: more than 12.3 MB"));
-  EXPECT_THAT(RenderWhy(job), HasSubstr("\nlost       node2: more than 12.3 MB"));
+  EXPECT_THAT(RenderWhy(job, absl::Now()), HasSubstr("\nlost       node2: more than 12.3 MB"));
   job.set_state(v1::JOB_STATE_SUCCEEDED);
   EXPECT_EQ(RenderSummary(job).back(), "node2: " + end);
   const auto json = nlohmann::json::parse(StatusJson(job));
@@ -153,7 +153,7 @@ TEST(Render, RestartAndSummary) {
 }
 
 TEST(Render, Why) {
-  EXPECT_EQ(RenderWhy(EndedJob()),
+  EXPECT_EQ(RenderWhy(EndedJob(), absl::Now()),
             "job 3f2a1c-1 failed, attempt 1: rank 1 on node2 was killed by SIGKILL\n"
             "cause      signal\n"
             "rank       1\n"
@@ -163,13 +163,55 @@ TEST(Render, Why) {
   v1::JobStatus recovered = EndedJob();
   recovered.set_state(v1::JOB_STATE_SUCCEEDED);
   recovered.mutable_why()->set_attempt(0);
-  EXPECT_THAT(RenderWhy(recovered),
+  EXPECT_THAT(RenderWhy(recovered, absl::Now()),
               HasSubstr("job 3f2a1c-1 succeeded; attempt 0 failed: rank 1 on node2 was killed by SIGKILL\n"));
   EXPECT_THAT(RenderStatus(recovered, absl::FromUnixSeconds(0)),
               HasSubstr("why        attempt 0: rank 1 on node2 was killed by SIGKILL\n"));
   v1::JobStatus fine = Job();
   fine.clear_why();
-  EXPECT_EQ(RenderWhy(fine), "job 3f2a1c-1 running; nothing has failed so far\n");
+  EXPECT_EQ(RenderWhy(fine, absl::Now()), "job 3f2a1c-1 running; nothing has failed so far\n");
+}
+
+TEST(Render, ProgressAndAlarms) {
+  v1::JobStatus job = Job();
+  job.set_started_unix_ns(1000 * kSecond);
+  v1::Progress* progress = job.mutable_progress();
+  progress->set_has_step(true);
+  progress->set_from_script(true);
+  progress->set_step(130);
+  progress->set_steps_per_second(2.5);
+  const absl::Time now = absl::FromUnixSeconds(1300);
+  EXPECT_EQ(
+      RenderProgress(job, now),
+      "step 130 (2.5 steps/s); no complete checkpoint: a failure now costs 5 min 0 s of work and a restart");
+  v1::Checkpoint* newest = progress->mutable_newest();
+  newest->set_path("ckpt/step_100.pt");
+  newest->set_step(100);
+  newest->set_mtime_unix_ns(1240 * kSecond);
+  EXPECT_EQ(RenderProgress(job, now),
+            "step 130 (2.5 steps/s); newest complete checkpoint ckpt/step_100.pt (step 100), 1 min 0 s old, "
+            "30 steps ago; a failure now costs 1 min 0 s of work and a restart");
+  newest->set_mtime_unix_ns(10 * kSecond);  // of an earlier attempt: no more is lost than this one has run
+  EXPECT_THAT(RenderProgress(job, now), HasSubstr("a failure now costs 5 min 0 s of work"));
+  job.set_state(v1::JOB_STATE_FAILED);
+  EXPECT_THAT(RenderProgress(job, now), Not(HasSubstr("a failure now")));
+
+  v1::Alarm* alarm = job.add_alarms();
+  alarm->set_kind(v1::ALARM_KIND_CHECKPOINT_BAD);
+  alarm->set_text("checkpoint x is passed over\n\x1b[31m");
+  alarm->set_attempt(1);
+  alarm->set_node("node2");
+  EXPECT_EQ(RenderAlarm(*alarm), "node2: checkpoint x is passed over??[31m");
+  const std::string row = "alarm      attempt 1: node2: checkpoint x is passed over";
+  EXPECT_THAT(RenderStatus(job, now), HasSubstr(row));
+  EXPECT_THAT(RenderWhy(job, now), HasSubstr(row));
+  const auto json = nlohmann::json::parse(StatusJson(job));
+  EXPECT_EQ(json["progress"]["step"], 130);
+  EXPECT_EQ(json["progress"]["newest_checkpoint_step"], 100);
+  EXPECT_TRUE(json["progress"]["free_bytes"].is_null());
+  EXPECT_EQ(json["alarms"][0]["kind"], "checkpoint_bad");
+  EXPECT_EQ(json["alarms"][0]["node"], "node2");
+  EXPECT_TRUE(nlohmann::json::parse(StatusJson(Job()))["progress"].is_null());
 }
 
 TEST(Render, StatusJsonHasTheDocumentedNames) {
