@@ -3,6 +3,7 @@
 #include <poll.h>
 #include <pwd.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
 
@@ -364,9 +365,11 @@ absl::StatusOr<PeersProcess::Begun> PeersProcess::AwaitJob() {
           absl::FormatDuration(peers_.join_timeout), ": ", absl::StrJoin(names, ", ")));
     }
     const uint32_t there = info.ok() ? std::min(info->nodes_up(), wanted) : 0;
-    SayWait(info.ok()
-                ? absl::StrCat("waits for ", wanted - there, " of ", wanted, " nodes at ", peers_.endpoint())
-                : absl::StrCat("waits for a dgxrun at ", peers_.endpoint()));
+    if (!info.ok()) {
+      SayWait(absl::StrCat("waits for a dgxrun at ", peers_.endpoint()));
+    } else if (there < wanted) {  // else they are all here, and the job begins
+      SayWait(absl::StrCat("waits for ", wanted - there, " of ", wanted, " nodes at ", peers_.endpoint()));
+    }
     const auto leave = TakeSignal(kAskPause);
     if (!leave) continue;
     if (status.ok()) {  // the whole job ends with the first who leaves
@@ -431,6 +434,8 @@ void PeersProcess::SeeOthersOff() {
 }
 
 absl::StatusOr<int> PeersProcess::Run() {
+  // Read when gRPC begins. Its own lines are for its developers.
+  setenv("GRPC_VERBOSITY", "NONE", /*overwrite=*/0);
   if (absl::Status made = MakeRequest(); !made.ok()) return made;
   signals_ = TakeSignals();
   since_ = absl::Now();

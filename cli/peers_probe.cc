@@ -92,6 +92,15 @@ ProbeResult Shake(int fd, const PeersCertificate& certificate, const Deadline& d
       SSL_set_alpn_protos(ssl.get(), kH2, sizeof kH2) != 0) {
     return {EndpointAnswer::kNobody, "TLS cannot be started"};
   }
+  // Without a certificate of ours the other side would call the handshake failed, and say so.
+  OpenSslPtr<X509, X509_free> cert(ReadCertificate(certificate.cert));
+  OpenSslPtr<BIO, BIO_free_all> bio(
+      BIO_new_mem_buf(certificate.key.data(), static_cast<int>(certificate.key.size())));
+  Key key(PEM_read_bio_PrivateKey(bio.get(), nullptr, nullptr, nullptr));
+  if (cert == nullptr || key == nullptr || SSL_use_certificate(ssl.get(), cert.get()) != 1 ||
+      SSL_use_PrivateKey(ssl.get(), key.get()) != 1) {
+    return {EndpointAnswer::kNobody, "TLS cannot be started"};
+  }
   SSL_set_verify(ssl.get(), SSL_VERIFY_NONE, nullptr);  // Judge says more than yes or no
   for (;;) {
     const int done = SSL_connect(ssl.get());
