@@ -6,6 +6,7 @@ no threads and no process group, so the parent imports and does nothing else.
 
 import ctypes
 import importlib
+import multiprocessing
 import os
 import signal
 import sys
@@ -59,6 +60,10 @@ def start(function, *args, log=None):
     except BaseException:
         traceback.print_exc()
     finally:
+        # megatron-core keeps a process for writing, which an exit without Python's clean-up would leave.
+        for helper in multiprocessing.active_children():
+            helper.kill()
+            helper.join()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
