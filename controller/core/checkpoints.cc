@@ -120,6 +120,8 @@ CheckpointChoice ChooseCheckpoint(const Job& job, const Attempt& attempt) {
     const bool bad =
         checkpoint.verdict() == v1::VERDICT_PARTIAL || checkpoint.verdict() == v1::VERDICT_CORRUPT;
     NotePassedOver(checkpoint, poisoned, &choice.lines);
+    // With nothing to load in its place, a framework that fails loudly is better than one that begins anew.
+    if (chosen == nullptr) continue;
     if (poisoned || (bad && IsPickedByName(checkpoint) && SeenByAll(attempt, checkpoint))) {
       choice.aside.push_back(checkpoint);
     }
@@ -127,7 +129,7 @@ CheckpointChoice ChooseCheckpoint(const Job& job, const Attempt& attempt) {
   return choice;
 }
 
-bool HasSecondRound(const AttemptNode& share) { return !share.findings.empty(); }
+bool HasSecondRound(const AttemptNode& share) { return !share.findings.empty() || !share.notes.empty(); }
 
 bool AllFound(const Attempt& attempt) {
   return std::none_of(attempt.nodes.begin(), attempt.nodes.end(),
@@ -195,7 +197,10 @@ std::optional<Poison> PoisonAfter(const Job& job, const Attempt& attempt, const 
   Job without = job;
   without.poisoned.push_back(loaded);
   const std::vector<v1::Checkpoint> all = Merged(attempt);
-  poison.last = First(without, all, [](v1::Verdict v) { return v == v1::VERDICT_COMPLETE; }) == nullptr;
+  const v1::Checkpoint* next = Chosen(without, all);
+  // A complete one is never given up for one that is not.
+  poison.last = next == nullptr ||
+                (loaded.verdict() == v1::VERDICT_COMPLETE && next->verdict() != v1::VERDICT_COMPLETE);
   return poison;
 }
 

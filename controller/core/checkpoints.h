@@ -40,7 +40,7 @@ struct CheckpointChoice {
 // UNVERIFIED.
 CheckpointChoice ChooseCheckpoint(const Job& job, const Attempt& attempt);
 
-// Whether the node is asked a second time: it has found something.
+// Whether the node is asked a second time: it has found a checkpoint, or a pointer that leads nowhere.
 bool HasSecondRound(const AttemptNode& share);
 // Every node has answered the first question, so that there is a choice to tell.
 bool AllFound(const Attempt& attempt);
@@ -54,7 +54,7 @@ bool AnswersSecondRound(const v1::Prepared& prepared, const CheckpointChoice& ch
 struct Poison {
   v1::Checkpoint checkpoint;
   std::string reason;
-  bool last = false;  // it is the last complete one: it stays, and a line says so
+  bool last = false;  // there is no other one to load: it stays, and a line says so
 };
 std::optional<Poison> PoisonAfter(const Job& job, const Attempt& attempt, const v1::Why& why, absl::Time now,
                                   const std::optional<v1::Checkpoint>& newest);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "agent/ckpt/reshard.h"
 #include "controller/core/alarms.h"
 #include "controller/core/check.h"
 #include "controller/core/checkpoints.h"
@@ -158,6 +159,17 @@ bool Launch(Draft* draft, const Job& job, const Attempt& attempt) {
     return true;
   }
   const CheckpointChoice choice = ChooseCheckpoint(job, attempt);
+  if (attempt.nodes.size() < job.spec.nodes() && choice.checkpoint) {
+    // Placement knew of no such checkpoint; the nodes have one.
+    const agent::ckpt::ReshardAnswer answer =
+        agent::ckpt::CanLoadAtOtherWorldSize(choice.checkpoint->format());
+    if (answer.answer == agent::ckpt::Reshard::kNo) {
+      AddFault(draft, job.id, attempt.nodes[0]->node, v1::CAUSE_LAUNCH_REFUSED, -1,
+               absl::StrCat(attempt.nodes.size(), " nodes cannot load ", choice.checkpoint->path(), ": ",
+                            answer.reason));
+      return true;
+    }
+  }
   v1::Record record;
   v1::AttemptLaunched* launched = record.mutable_attempt_launched();
   launched->set_job_id(job.id.str());

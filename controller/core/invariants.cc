@@ -15,7 +15,10 @@ absl::Status BrokenIn(const std::string& where, const std::string& what) {
 absl::Status CheckAttempt(const Job& job, const Attempt& attempt) {
   const std::string& where = job.id.str();
   if (attempt.number >= job.next_attempt) return BrokenIn(where, "attempt number not used up");
-  if (attempt.nodes.size() != job.spec.nodes()) return BrokenIn(where, "wrong number of nodes");
+  const size_t least = job.spec.min_nodes() > 0 ? job.spec.min_nodes() : job.spec.nodes();
+  if (attempt.nodes.size() < least || attempt.nodes.size() > job.spec.nodes()) {
+    return BrokenIn(where, "wrong number of nodes");
+  }
   if (attempt.launched && (attempt.master_addr.empty() || attempt.master_port == 0)) {
     return BrokenIn(where, "launched without master address or port");
   }

@@ -6,6 +6,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "agent/ckpt/reshard.h"
+#include "controller/core/progress.h"
 #include "controller/core/strays.h"
 
 namespace dgxrun::core {
@@ -79,6 +81,42 @@ std::string Unreachable(const State& state, const Contacts& contacts, const Atte
     }
   }
   return "";
+}
+
+// The newest complete checkpoint that is known before the nodes are asked again.
+std::optional<v1::Checkpoint> NewestKnown(const Contacts& contacts, const Job& job) {
+  const v1::Progress progress = DescribeProgress(contacts, job);
+  if (!progress.has_newest()) return std::nullopt;
+  return progress.newest();
+}
+
+// --elastic: an attempt of a job that has lost a node may have fewer, if what it would load can be loaded so.
+// Not because its nodes are busy: those come back. Adds to `waiting_for` why it may not.
+bool MayShrink(const State& state, const Contacts& contacts, const Job& job, size_t nodes,
+               std::string* waiting_for) {
+  if (job.spec.min_nodes() == 0 || !job.attempt || nodes == 0) return false;
+  if (nodes < job.spec.min_nodes()) {
+    absl::StrAppend(waiting_for, "; --elastic allows ", job.spec.min_nodes());
+    return false;
+  }
+  const bool lost = std::any_of(job.attempt->nodes.begin(), job.attempt->nodes.end(), [&](const auto& share) {
+    const Node* node = FindNode(state, share->node);
+    return node == nullptr || node->phase != NodePhase::kUp;
+  });
+  const bool was_smaller = job.attempt->nodes.size() < job.spec.nodes();
+  if (!lost && !was_smaller) return false;
+  const std::optional<v1::Checkpoint> newest = NewestKnown(contacts, job);
+  if (!newest) return true;  // it begins anew
+  const agent::ckpt::ReshardAnswer answer = agent::ckpt::CanLoadAtOtherWorldSize(newest->format());
+  switch (answer.answer) {
+    case agent::ckpt::Reshard::kYes:
+    case agent::ckpt::Reshard::kNotKnown:  // the user, who asked for it, knows the script
+      return true;
+    case agent::ckpt::Reshard::kNo:
+      absl::StrAppend(waiting_for, "; fewer cannot load ", newest->path(), ": ", answer.reason);
+      return false;
+  }
+  return false;
 }
 
 }  // namespace
@@ -166,9 +204,14 @@ Placement Place(const State& state, const Contacts& contacts, const Job& job) {
   }
   if (std::all_of(filled.begin(), filled.end(), [](bool f) { return f; })) {
     result.nodes = std::move(slots);
-  } else {
-    result.waiting_for = absl::StrCat(WantedText(job), " (", taken.size(), " now)");
+    return result;
   }
+  result.waiting_for = absl::StrCat(WantedText(job), " (", taken.size(), " now)");
+  if (!MayShrink(state, contacts, job, taken.size(), &result.waiting_for)) return result;
+  for (size_t i = 0; i < slots.size(); ++i) {
+    if (filled[i]) result.nodes.push_back(std::move(slots[i]));
+  }
+  result.waiting_for.clear();
   return result;
 }
 
@@ -184,6 +227,10 @@ absl::Status CheckShape(const v1::JobSpec& spec) {
   if (spec.ranks_per_node() > kMaxRanksPerNode) {
     return absl::InvalidArgumentError(
         absl::StrCat("ranks per node must be at most ", kMaxRanksPerNode, ", not ", spec.ranks_per_node()));
+  }
+  if (spec.min_nodes() > spec.nodes()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--elastic ", spec.min_nodes(), ": more than the ", spec.nodes(), " nodes asked for"));
   }
   if (spec.argv_size() == 0 || spec.argv(0).empty())
     return absl::InvalidArgumentError("the command is empty");
