@@ -184,6 +184,18 @@ void JudgeStop::Watch(ckpt::Source* source) {
   if (stopped_ && source_ != nullptr) source_->Stop();
 }
 
+void KeepUsefulFacts(v1::CheckpointFinding* finding, int* left) {
+  const int facts = finding->missing_size() + finding->present_size();
+  const bool useful =
+      finding->checkpoint().verdict() == v1::VERDICT_PARTIAL && finding->missing_size() > 0 && facts <= *left;
+  if (useful) {
+    *left -= facts;
+    return;
+  }
+  finding->clear_missing();
+  finding->clear_present();
+}
+
 absl::StatusOr<std::string> MoveAside(int folder, const std::string& name) {
   for (int i = 0; i < kMaxQuarantined; ++i) {
     const std::string to =
@@ -224,12 +236,20 @@ absl::Status FindCheckpoints(const v1::Prepare& prepare, JudgeStop* stop, v1::Pr
   if (findings.ok() && findings->empty()) NoteLonelyPointers(**source, prepare, prepared);
   stop->Watch(nullptr);
   if (!findings.ok()) return named(findings.status());
+  int facts = kMaxFacts;
+  const v1::Checkpoint* best = nullptr;
   for (v1::CheckpointFinding& finding : *findings) {
-    if (!prepared->has_checkpoint() && finding.checkpoint().verdict() == v1::VERDICT_COMPLETE) {
-      *prepared->mutable_checkpoint() = finding.checkpoint();
-    }
-    *prepared->add_findings() = std::move(finding);
+    const v1::Checkpoint& found = finding.checkpoint();
+    const bool complete = found.verdict() == v1::VERDICT_COMPLETE;
+    const bool second_best =
+        found.verdict() == v1::VERDICT_UNVERIFIED || found.verdict() == v1::VERDICT_WEIGHTS_ONLY;
+    const bool better = complete && (best == nullptr || best->verdict() != v1::VERDICT_COMPLETE);
+    if (better || (second_best && best == nullptr)) best = &found;
+    KeepUsefulFacts(&finding, &facts);
   }
+  if (best != nullptr)
+    *prepared->mutable_checkpoint() = *best;  // for a controller that does not know findings
+  for (v1::CheckpointFinding& finding : *findings) *prepared->add_findings() = std::move(finding);
   return absl::OkStatus();
 }
 

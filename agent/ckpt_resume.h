@@ -42,6 +42,12 @@ inline constexpr size_t kCompleteWanted = 2;
 // damaged in its middle costs one failed load, and reading takes some seconds.
 inline constexpr uint64_t kMaxDeepBytes = uint64_t{1} << 30;
 
+// FileFacts in one answer. Only what is missing here and may lie on another node needs them; with these a
+// message stays far below its limit of 16 MiB.
+inline constexpr int kMaxFacts = 50000;
+// Drops the facts that no other node's finding can complete; `left` counts down over several findings.
+void KeepUsefulFacts(v1::CheckpointFinding* finding, int* left);
+
 // Fills findings and checkpoint. A folder that does not exist has none. Errors name the folder: not a folder,
 // not readable, too many names.
 absl::Status FindCheckpoints(const v1::Prepare& prepare, JudgeStop* stop, v1::Prepared* prepared);

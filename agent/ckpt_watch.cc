@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "agent/ckpt/judge.h"
 #include "agent/ckpt_keep.h"
+#include "agent/ckpt_resume.h"
 
 namespace dgxrun::agent {
 namespace {
@@ -98,6 +99,7 @@ void CkptWatch::JudgeNew(ckpt::Source& source, absl::Time now, v1::AttemptProgre
   ckpt::JudgeOptions options;
   options.now = now;
   options.quiet_time = kQuietTime;
+  int facts = kMaxFacts;
   for (auto& [name, known] : names_) {
     if (known.settled) continue;
     if (news->checkpoints_size() >= kMaxFindings) return;
@@ -117,6 +119,7 @@ void CkptWatch::JudgeNew(ckpt::Source& source, absl::Time now, v1::AttemptProgre
     if (found.verdict() == known.told && !good) continue;
     if (!good && age <= kQuietTime) continue;
     known.told = found.verdict();
+    KeepUsefulFacts(&finding, &facts);
     *news->add_checkpoints() = std::move(finding);
   }
 }
