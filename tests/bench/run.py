@@ -20,6 +20,7 @@ import datetime
 import json
 import os
 import platform
+import random
 import re
 import select
 import shutil
@@ -36,10 +37,11 @@ LIMIT_S = 120  # for one run; a launcher that takes longer hangs
 STOP_S = 30  # for a stopped launcher to end
 
 SAY_START = 'echo s > "$BENCH_PIPE"'
-# Rank 0 fails once; the others wait to be stopped, and die of it at once.
+# Rank 0 fails once, at a moment that no launcher can be in step with; the others wait to be stopped, and die of
+# it at once.
 FAIL_ONCE = (
     'if [ "$TORCHELASTIC_RESTART_COUNT" = 0 ]; then '
-    'if [ "$RANK" = 0 ]; then sleep 0.5; echo d > "$BENCH_PIPE"; exit 1; fi; exec sleep 60; fi; ' + SAY_START
+    'if [ "$RANK" = 0 ]; then sleep "$BENCH_LIFE"; echo d > "$BENCH_PIPE"; exit 1; fi; exec sleep 60; fi; ' + SAY_START
 )
 TRUE = ["/bin/true"]
 SHELL_START = ["/bin/sh", "-c", SAY_START]
@@ -111,6 +113,7 @@ class Bench:
     def measure(self, tool, row):
         """Seconds by what was measured: first, exit or death."""
         self.pipe.drain()
+        self.env["BENCH_LIFE"] = f"{random.uniform(0.5, 1):.3f}"
         deadline = time.monotonic() + LIMIT_S
         started = time.monotonic()
         jobs = [self.start(argv) for argv in self.launch(tool, row.nodes, row.ranks, row.program(self.args.python),
@@ -289,7 +292,7 @@ def measure_all(bench, rows, tools, repeat, torch_rows):
                         continue
                     for what, seconds in bench.measure(tool, row).items():
                         note(row.name, what, tool, seconds)
-            # By hand of a job that the dev cluster has had.
+            bench.run("-n", 2, "-g", 1, "--device", "cpu", "--no-python", *TRUE)  # for the status to tell of
             note("dgxrun status", "exit", "dgxrun", timed(bench, "status", "--cluster", "dev"))
         finally:
             note("dgxrun dev down", "exit", "dgxrun", timed(bench, "dev", "down"))
@@ -307,7 +310,7 @@ def table(result):
             text = "" if one is None else "{median:.1f} ({min:.1f} - {max:.1f})".format(
                 **{key: one[key] * 1000 for key in ("median", "min", "max")})
             cells.append(f"{text:>{width}}")
-        cells.append(f"{row['ratio']:7.0f}x" if "ratio" in row else "")
+        cells.append(f"{row['ratio']:7.{0 if row['ratio'] >= 10 else 1}f}x" if "ratio" in row else "")
         lines.append("".join(cells).rstrip())
     for place, processes in result["memory"].items():
         lines += ["", f"memory, {place}: MiB by process (PSS, peak RSS)"]
