@@ -11,6 +11,7 @@
 #include <optional>
 #include <sstream>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -19,6 +20,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "launcher/base/nearest_word.h"
 #include "proto/ids.h"
 
 // The parser is compiled into this file, without exceptions: the distribution's shared library has them.
@@ -37,33 +39,23 @@ namespace {
 constexpr int kMaxDeclaredGpus = 64;         // more than any node has; catches a typing error
 constexpr int64_t kMinHeartbeatMs = 10;      // below this the heartbeats of a node are its main load
 constexpr int64_t kMaxTimeoutMs = 86400000;  // a day; longer is a typing error
+constexpr size_t kMaxSocketPath = 107;       // bytes of sockaddr_un.sun_path, without the NUL
 constexpr uint64_t kMaxFileBytes = 1 << 20;  // a cluster file is some lines; a device or a log is a mistake
 
-// Levenshtein, for the nearest right key.
-size_t EditDistance(std::string_view a, std::string_view b) {
-  std::vector<size_t> row(b.size() + 1);
-  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
-  for (size_t i = 1; i <= a.size(); ++i) {
-    size_t diagonal = row[0];
-    row[0] = i;
-    for (size_t j = 1; j <= b.size(); ++j) {
-      const size_t up = row[j];
-      row[j] = std::min({up + 1, row[j - 1] + 1, diagonal + (a[i - 1] == b[j - 1] ? 0 : 1)});
-      diagonal = up;
-    }
-  }
-  return row[b.size()];
+bool IsHost(std::string_view text) {
+  return !text.empty() && text.find_first_of(" /\t\"'") == std::string_view::npos;
 }
 
-bool IsHostPort(std::string_view text) {
+// A port of 0 is one that the kernel chooses: to listen on, not to dial.
+bool IsHostPort(std::string_view text, uint32_t lowest_port) {
   const size_t colon = text.rfind(':');
   if (colon == std::string_view::npos || colon == 0) return false;
-  if (text.find_first_of(" /\t") != std::string_view::npos) return false;
   const std::string_view host = text.substr(0, colon);
+  if (!IsHost(host)) return false;
   if (host.find(':') != std::string_view::npos && (host.front() != '[' || host.back() != ']')) return false;
   uint32_t port = 0;
   return absl::SimpleAtoi(absl::string_view(text.data() + colon + 1, text.size() - colon - 1), &port) &&
-         port <= 65535;
+         port >= lowest_port && port <= 65535;
 }
 
 // Walks a parsed file. The first error sticks; later calls do nothing.
@@ -81,6 +73,11 @@ class Reader {
                                                 absl::string_view(message.data(), message.size())));
   }
 
+  // The value's node, for a message that points at it; null: it is not given.
+  static const toml::node* NodeOf(const toml::table* table, const char* key) {
+    return table == nullptr ? nullptr : table->get(key);
+  }
+
   // The table of a section, or null. Every key of it must be one of `keys`, if any are given.
   const toml::table* Section(const char* name, std::initializer_list<const char*> keys) {
     const toml::node* node = root_.get(name);
@@ -94,17 +91,19 @@ class Reader {
     return table;
   }
 
+  // Of several unknown keys the first in the file is told.
   void CheckKeys(const toml::table& table, const std::vector<const char*>& keys, const std::string& where) {
+    const toml::key* first = nullptr;
     for (const auto& [key, value] : table) {
-      const std::string_view text = key.str();
-      if (std::find(keys.begin(), keys.end(), text) != keys.end()) continue;
-      const char* nearest = *std::min_element(keys.begin(), keys.end(), [&](const char* a, const char* b) {
-        return EditDistance(text, a) < EditDistance(text, b);
-      });
-      Fail(key.source(),
-           absl::StrCat("unknown key \"", std::string(text), "\" in ", where, "; did you mean \"", nearest,
-                        "\"? (keys: ", absl::StrJoin(keys, ", "), ")"));
+      if (std::find(keys.begin(), keys.end(), key.str()) != keys.end()) continue;
+      if (first == nullptr || key.source().begin < first->source().begin) first = &key;
     }
+    if (first == nullptr) return;
+    const std::string nearest = NearestWord(first->str(), {keys.begin(), keys.end()});
+    Fail(first->source(),
+         absl::StrCat("unknown key \"", std::string(first->str()), "\" in ", where,
+                      nearest.empty() ? "" : absl::StrCat("; did you mean \"", nearest, "\"?"),
+                      " (keys: ", absl::StrJoin(keys, ", "), ")"));
   }
 
   void String(const toml::table* table, const char* key, std::string* out) {
@@ -129,6 +128,19 @@ class Reader {
     }
     if (out->front() != '/') *out = (folder_ / *out).lexically_normal().string();
   }
+  void Socket(const toml::table* table, const char* key, std::string* out) {
+    Path(table, key, out);
+    if (status_.ok() && out->size() > kMaxSocketPath) FailSocket(*Get(table, key), key, out->size());
+  }
+  void Host(const toml::table* table, const char* key, std::string* out) {
+    const toml::node* node = Get(table, key);
+    if (node == nullptr) return;
+    String(table, key, out);
+    if (status_.ok() && !IsHost(*out)) {
+      Fail(node->source(),
+           absl::StrCat("\"", key, "\" must be an address or a host name, not \"", *out, "\""));
+    }
+  }
   void Name(const toml::table* table, const char* key, std::string* out) {
     const toml::node* node = Get(table, key);
     if (node == nullptr) return;
@@ -144,8 +156,12 @@ class Reader {
     if (node == nullptr) return;
     String(table, key, out);
     if (!status_.ok()) return;
-    if (unix_too && absl::StartsWith(*out, "unix:/")) return;
-    if (!IsHostPort(*out)) {
+    if (unix_too && absl::StartsWith(*out, "unix:/")) {
+      const size_t size = out->size() - strlen("unix:");
+      if (size > kMaxSocketPath) FailSocket(*node, key, size);
+      return;
+    }
+    if (!IsHostPort(*out, unix_too ? 1 : 0)) {
       Fail(node->source(), absl::StrCat("\"", key, "\" must be \"host:port\"",
                                         unix_too ? " or \"unix:/path\"" : "", ", not \"", *out, "\""));
     }
@@ -206,6 +222,10 @@ class Reader {
   }
 
  private:
+  void FailSocket(const toml::node& node, const char* key, size_t size) {
+    Fail(node.source(), absl::StrCat("\"", key, "\": a socket's path has at most ", kMaxSocketPath,
+                                     " bytes, this one ", size, "; choose a shorter folder"));
+  }
   const toml::node* Get(const toml::table* table, const char* key) const {
     return table == nullptr || !status_.ok() ? nullptr : table->get(key);
   }
@@ -238,14 +258,20 @@ void ReadTimeouts(Reader& reader, ClusterFile* file) {
   reader.Int(timeouts, "node_lease_ms", kMinHeartbeatMs, kMaxTimeoutMs, &file->node_lease_ms);
   reader.Int(timeouts, "isolation_timeout_ms", kMinHeartbeatMs, kMaxTimeoutMs, &file->isolation_timeout_ms);
   if (!reader.status().ok() || timeouts == nullptr) return;
+  // What was typed is the culprit, not the default that it contradicts.
+  const auto culprit = [timeouts](const char* key, const char* other) {
+    const toml::node* node = Reader::NodeOf(timeouts, key);
+    if (node == nullptr) node = Reader::NodeOf(timeouts, other);
+    return node == nullptr ? timeouts->source() : node->source();
+  };
   // One lost heartbeat must not cost a node, and a node is called lost before its ranks are killed.
   if (file->node_lease_ms < 2 * file->heartbeat_ms) {
-    reader.Fail(timeouts->source(),
+    reader.Fail(culprit("node_lease_ms", "heartbeat_ms"),
                 absl::StrCat("\"node_lease_ms\" (", file->node_lease_ms,
                              ") must be at least twice \"heartbeat_ms\" (", file->heartbeat_ms, ")"));
   }
   if (file->isolation_timeout_ms < file->node_lease_ms) {
-    reader.Fail(timeouts->source(),
+    reader.Fail(culprit("isolation_timeout_ms", "node_lease_ms"),
                 absl::StrCat("\"isolation_timeout_ms\" (", file->isolation_timeout_ms,
                              ") must not be shorter than \"node_lease_ms\" (", file->node_lease_ms, ")"));
   }
@@ -258,7 +284,7 @@ void ReadAgent(Reader& reader, ClusterFile* file) {
   reader.Path(agent, "state_dir", &file->agent.state_dir);
   reader.Path(agent, "run_dir", &file->agent.run_dir);
   reader.Path(agent, "log_dir", &file->agent.log_dir);
-  reader.String(agent, "address", &file->agent.address);
+  reader.Host(agent, "address", &file->agent.address);
   reader.Int(agent, "gpus", 0, kMaxDeclaredGpus, &file->agent.declared_gpus);
   reader.Bool(agent, "allow_root", &file->agent.allow_root);
   reader.PortRange(agent, &file->agent.port_low, &file->agent.port_high);
@@ -279,6 +305,14 @@ void ReadTls(Reader& reader, ClusterFile* file) {
   }
 }
 
+// What the parser says may quote the text of the file.
+std::string OneLine(std::string_view text) {
+  std::string line(text);
+  std::replace_if(
+      line.begin(), line.end(), [](unsigned char c) { return c < 0x20; }, ' ');
+  return line;
+}
+
 }  // namespace
 
 absl::StatusOr<ClusterFile> ParseClusterFile(const std::string& text, const std::string& path) {
@@ -287,7 +321,7 @@ absl::StatusOr<ClusterFile> ParseClusterFile(const std::string& text, const std:
     const toml::parse_error& error = parsed.error();
     return absl::InvalidArgumentError(absl::StrCat(path, ":", error.source().begin.line, ":",
                                                    error.source().begin.column, ": ",
-                                                   std::string(error.description())));
+                                                   OneLine(error.description())));
   }
   const toml::table& root = parsed.table();
   ClusterFile file;
@@ -308,16 +342,21 @@ absl::StatusOr<ClusterFile> ParseClusterFile(const std::string& text, const std:
       reader.Section("controller", {"state_dir", "listen", "unix_socket", "any_user"});
   reader.Path(controller, "state_dir", &file.controller_options.state_dir);
   reader.HostPort(controller, "listen", false, &file.controller_options.listen);
-  reader.Path(controller, "unix_socket", &file.controller_options.unix_socket);
+  reader.Socket(controller, "unix_socket", &file.controller_options.unix_socket);
   reader.Bool(controller, "any_user", &file.controller_options.any_user);
   ReadAgent(reader, &file);
   ReadTls(reader, &file);
   ReadTimeouts(reader, &file);
   reader.Nccl(reader.Section("nccl", {}), &file.nccl);
-  if (!file.controller_options.listen.empty() && file.tls_cert.empty()) {
+  const bool network = !file.controller.empty() && !absl::StartsWith(file.controller, "unix:");
+  for (const auto& [table, key] :
+       {std::pair{network ? cluster : nullptr, "controller"}, {controller, "listen"}}) {
+    const toml::node* address = Reader::NodeOf(table, key);
+    if (address == nullptr || !file.tls_cert.empty()) continue;
     reader.Fail(
-        controller->source(),
-        "\"listen\" needs [tls]: there is no plaintext port; `dgxrun cluster init DIR` makes certificates");
+        address->source(),
+        absl::StrCat("\"", key, "\" is a network address and needs [tls] ca, cert and key: there is no ",
+                     "plaintext port; dgxrun cluster init DIR makes certificates"));
   }
   if (!reader.status().ok()) return reader.status();
   return file;
