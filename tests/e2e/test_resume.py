@@ -38,7 +38,8 @@ def test_newest_by_number(mode):
 
 def test_a_folder_is_a_checkpoint_too(local):
     workspace = local.workspace
-    make(workspace, "step_9.pt", "step_20/")
+    make(workspace, "step_9.pt", "step_20/", "step_30/")
+    workspace.write("ckpt/step_20/model", "x")  # the other one is empty: nothing was saved there
     done = workspace.run("--ckpt-dir", "ckpt", workspace.write("show.py", SHOW))
     assert f"resume {workspace.path('ckpt/step_20')} []" in done.stdout
 
@@ -72,7 +73,7 @@ def test_each_attempt_looks_again(mode):
         "attempt = int(os.environ['TORCHELASTIC_RESTART_COUNT'])\n"
         "print('attempt', attempt, os.path.basename(os.environ.get('DGXRUN_RESUME_FROM', 'none')))\n"
         "if os.environ['RANK'] == '0':\n"
-        "    open(f'ckpt/step_{attempt}.pt', 'w').close()\n"
+        "    open(f'ckpt/step_{attempt}.pt', 'w').write('x')\n"
         "    sys.exit(1 if attempt < 2 else 0)\n"
         "if attempt < 2:\n"
         "    import signal; signal.pause()\n",

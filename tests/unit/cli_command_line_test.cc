@@ -65,6 +65,46 @@ TEST(CommandLine, SpellingsOfNodesAndRanks) {
       << "the last one counts";
 }
 
+TEST(CommandLine, CheckpointOptions) {
+  const auto o = Parsed<LaunchOptions>({"-n", "4", "--ckpt-dir", "c", "--on-reset", "stop", "--last_step",
+                                        "900", "--ckpt-keep=2,1000", "--elastic", "3", "t.py"});
+  EXPECT_TRUE(o.checkpoints.policy.stop_on_reset());
+  EXPECT_EQ(o.checkpoints.policy.last_step(), 900u);
+  EXPECT_EQ(o.checkpoints.policy.keep_last(), 2u);
+  EXPECT_EQ(o.checkpoints.policy.keep_every(), 1000u);
+  EXPECT_EQ(o.checkpoints.min_nodes, 3u);
+  EXPECT_THAT(ErrorOf({"--on-reset", "stop", "t.py"}), HasSubstr("needs --ckpt-dir"));
+  EXPECT_THAT(ErrorOf({"--ckpt-keep", "2", "t.py"}), HasSubstr("needs --ckpt-dir"));
+  EXPECT_THAT(ErrorOf({"--ckpt-dir", "c", "--on-reset", "no", "t.py"}), HasSubstr("warn or stop"));
+  for (const char* keep : {"0", "x", "1,0", "1,2,3", "-1"}) {
+    EXPECT_THAT(ErrorOf({"--ckpt-dir", "c", "--ckpt-keep", keep, "t.py"}), HasSubstr("LAST,EVERY")) << keep;
+  }
+  EXPECT_THAT(ErrorOf({"--last-step", "0", "t.py"}), HasSubstr("--last-step 0"));
+  EXPECT_THAT(ErrorOf({"-n", "2", "--elastic", "3", "t.py"}), HasSubstr("more than the 2 of -n"));
+  EXPECT_THAT(ErrorOf({"-n", "2", "--elastic", "0", "t.py"}), HasSubstr("least number of nodes"));
+}
+
+TEST(CommandLine, Ckpt) {
+  const auto ls = Parsed<CkptOptions>({"ckpt", "ls", "dir", "--deep", "--json"});
+  EXPECT_EQ(ls.what, CkptOptions::What::kLs);
+  EXPECT_TRUE(ls.deep && ls.json);
+  EXPECT_THAT(Parsed<CkptOptions>({"ckpt", "verify", "a", "b"}).paths, ElementsAre("a", "b"));
+  EXPECT_TRUE(Parsed<CkptOptions>({"ckpt", "pin", "dir", "x", "--remove"}).remove);
+  const auto prune =
+      Parsed<CkptOptions>({"ckpt", "prune", "dir", "--keep-last", "2", "--keep-every", "1000", "--dry-run"});
+  EXPECT_EQ(prune.keep_last, 2u);
+  EXPECT_EQ(prune.keep_every, 1000u);
+  EXPECT_TRUE(prune.dry_run);
+  EXPECT_THAT(ErrorOf({"ckpt"}), HasSubstr("ls|verify|pin|prune"));
+  EXPECT_THAT(ErrorOf({"ckpt", "rm", "dir"}), HasSubstr("ls|verify|pin|prune"));
+  EXPECT_THAT(ErrorOf({"ckpt", "ls", "a", "b"}), HasSubstr("takes one folder"));
+  EXPECT_THAT(ErrorOf({"ckpt", "prune", "dir"}), HasSubstr("needs --keep-last"));
+  EXPECT_THAT(ErrorOf({"ckpt", "prune", "dir", "--keep-last", "0"}), HasSubstr("a number from 1"));
+  EXPECT_THAT(ErrorOf({"ckpt", "ls", "dir", "--dry-run"}), HasSubstr("belong to dgxrun ckpt prune"));
+  EXPECT_THAT(ErrorOf({"ckpt", "prune", "dir", "--keep-last", "1", "--deep"}), HasSubstr("--deep belongs"));
+  EXPECT_THAT(ErrorOf({"ckpt", "ls", "dir", "--remove"}), HasSubstr("--remove belongs"));
+}
+
 TEST(CommandLine, EveryLaunchOption) {
   const auto o =
       Parsed<LaunchOptions>({"--device", "cpu", "--cluster", "dev", "--name", "run1", "--grace", "1m30s",
