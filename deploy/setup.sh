@@ -16,7 +16,7 @@ BUILD_PACKAGES=(
   libhwloc-dev libnuma-dev libspdlog-dev libcli11-dev libtomlplusplus-dev libsqlite3-dev
   nlohmann-json3-dev libssl-dev zlib1g-dev
 )
-TEST_PACKAGES=(libgtest-dev libgmock-dev python3-venv openssl iproute2 nftables procps util-linux binutils)
+TEST_PACKAGES=(libgtest-dev libgmock-dev python3-venv openssl iproute2 nftables procps util-linux binutils strace)
 # clang-tidy and the fuzzers are tied to one version of clang, that of Debian 12; other distributions go without.
 CLANG_PACKAGES=(clang-14 clang-tidy-14 libclang-rt-14-dev)
 
