@@ -134,7 +134,7 @@ def test_cluster_launch(workspace):
     log = os.path.join(workspace.out, "cluster.strace")
     with subprocess.Popen(
         ["strace", "-f", "-qq", "-s", "0", "-o", log, "-e",
-         "trace=" + ",".join((*FORKS, *FLUSHES, "execve", "sendmsg", "connect")), "--seccomp-bpf",
+         "trace=" + ",".join((*FORKS, *FLUSHES, LOADED, "execve", "sendmsg", "connect")), "--seccomp-bpf",
          *workspace.dgxrun_argv(["dev", "up", "-n", "2"])],
         env=workspace.env, cwd=workspace.cwd, stdin=subprocess.DEVNULL,
     ) as strace:
