@@ -113,7 +113,7 @@ class AttachedJob {
   std::string waiting_;  // as last told; said once it has lasted
   std::string said_waiting_;
   std::set<std::pair<uint32_t, std::string>> said_lost_output_;  // attempt, node
-  int said_alarms_ = 0;  // so many of the job's
+  int said_alarms_ = 0;                                          // so many of the job's
   int stop_signal_ = 0;
   int signals_ = 0;
   int watched_fd_ = -1;

@@ -92,8 +92,9 @@ struct DevOptions {
 struct CkptOptions {
   enum class What { kLs, kVerify, kPin, kPrune };
   What what = What::kLs;
-  std::vector<std::string> paths;  // kVerify: folders or checkpoints; kPin: folder, then names; else one folder
-  bool deep = false;               // every byte is read
+  std::vector<std::string>
+      paths;          // kVerify: folders or checkpoints; kPin: folder, then names; else one folder
+  bool deep = false;  // every byte is read
   bool json = false;
   bool remove = false;  // kPin: the pins go
   bool dry_run = false;

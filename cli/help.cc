@@ -139,8 +139,8 @@ certificates can be read, belong together and are in force. Prints ok, or what i
 
 std::string HelpText(const std::string& command) {
   static const std::map<std::string, const char*> kTexts = {
-      {"status", kStatus}, {"nodes", kNodes}, {"logs", kLogs}, {"why", kWhy},
-      {"attach", kAttach}, {"stop", kStop}, {"ckpt", kCkpt},   {"dev", kDev},   {"cluster", kCluster},
+      {"status", kStatus}, {"nodes", kNodes}, {"logs", kLogs}, {"why", kWhy},         {"attach", kAttach},
+      {"stop", kStop},     {"ckpt", kCkpt},   {"dev", kDev},   {"cluster", kCluster},
   };
   const auto it = kTexts.find(command);
   return it == kTexts.end() ? kMain : it->second;
