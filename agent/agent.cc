@@ -397,6 +397,11 @@ absl::Status AgentImpl::Perform(Action& action) {
 // ---- Link ----
 
 void AgentImpl::Heartbeat() {
+  // A port range that others had used up may have room again: a job waits for it.
+  if (ports_.free().empty()) {
+    (void)ports_.Fill().ok();
+    if (!ports_.free().empty()) Feed(PortsFree{ports_.free()});
+  }
   Feed(HeartbeatDue{});
   heartbeat_ = loop_.After(heartbeat_period_, [this] { Heartbeat(); });
 }

@@ -59,6 +59,12 @@ absl::Status Client::Explain(const grpc::Status& status) const {
         where_, ": its certificate is not of the authority that [tls] ca of the cluster file names; ",
         "is this the right controller, and the right ca?"));
   }
+  if (status.error_code() == grpc::StatusCode::UNAVAILABLE &&
+      absl::StrContains(status.error_message(), "certificate verify failed")) {
+    return absl::UnauthenticatedError(absl::StrCat(
+        where_, ": its certificate is not of the authority that [tls] ca of the cluster file names; ",
+        "is this the right controller, and the right ca?"));
+  }
   if (status.error_code() == grpc::StatusCode::UNAVAILABLE) {
     return absl::UnavailableError(
         absl::StrCat(where_, " cannot be reached: ", Printable(status.error_message())));

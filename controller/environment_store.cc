@@ -18,8 +18,8 @@ namespace {
 absl::Status Errno(const std::string& path, const char* what) {
   const int error = errno;
   const std::string text = absl::StrCat(path, ": ", what, ": ", strerror(error));
-  return error == ENOSPC || error == EDQUOT ? absl::ResourceExhaustedError(text)
-                                            : absl::UnavailableError(text);
+  if (error != ENOSPC && error != EDQUOT) return absl::UnavailableError(text);
+  return absl::ResourceExhaustedError(absl::StrCat(text, "; no job is taken until there is room"));
 }
 
 absl::Status WriteAll(int fd, const std::string& path, const std::string& bytes) {

@@ -120,7 +120,8 @@ std::string WaitingFor(const State& state, const Contacts& contacts, const Job& 
           parts.push_back(absl::StrCat("node ", share->name, " to put its checkpoint folder in order"));
         }
       }
-      if (parts.empty()) return absl::StrCat("a free port on node ", attempt->nodes[0]->name);
+      if (parts.empty())
+        return absl::StrCat("a free port on node ", attempt->nodes[0]->name, " ([agent] port_range)");
       return absl::StrJoin(parts, ", ");
     case Attempt::Phase::kLaunching:
       for (const auto& share : attempt->nodes) {

@@ -43,7 +43,9 @@ std::optional<v1::Refused> JudgeHello(const State& state, const Contacts& contac
   for (const auto& [id, node] : state.nodes) {
     if (node->name != hello.node_name() || id.str() == hello.node_id()) continue;
     if (IsConnected(contacts, id)) {
-      return Refuse(absl::StrCat("the name ", node->name, " is taken by node ", id.str()), true);
+      return Refuse(absl::StrCat("the name ", node->name, " is taken by node ", id.str(),
+                                 "; give each node a [agent] name of its own"),
+                    true);
     }
     if (!JobsOn(state, id).empty()) {
       return Refuse(absl::StrCat("node ", id.str(), " of the same name still holds a job"), false);
