@@ -19,6 +19,7 @@
 #include "cli/janitor.h"
 #include "cli/local_jobs.h"
 #include "cli/paths.h"
+#include "cli/status_file.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "launcher/base/sys.h"
@@ -112,6 +113,24 @@ TEST_F(LocalJobsTest, AKilledDgxrunIsToldAsSuch) {
   EXPECT_EQ(dead->status.nodes(0).ranks(0).state(), v1::RANK_STATE_UNKNOWN);
   EXPECT_GT(dead->status.ended_unix_ns(), 0);
   EXPECT_EQ(dead->control_socket, "");
+}
+
+TEST_F(LocalJobsTest, AStatusIsKeptWhenItsDiskIsFull) {
+  const auto full = [](const std::string& path, const std::string&) {
+    return absl::ResourceExhaustedError(path + ": No space left on device");
+  };
+  v1::JobStatus read;
+  EXPECT_FALSE(ReadStatus(dir_, &read));
+  ASSERT_TRUE(WriteStatus(dir_, Job("aaaaaa-1", v1::JOB_STATE_QUEUED, 10), WriteFileAtomically).ok());
+  ASSERT_TRUE(WriteStatus(dir_, Job("aaaaaa-1", v1::JOB_STATE_RUNNING, 10), full).ok());
+  ASSERT_TRUE(ReadStatus(dir_, &read));
+  EXPECT_EQ(read.state(), v1::JOB_STATE_RUNNING);
+  v1::JobStatus large = Job("aaaaaa-1", v1::JOB_STATE_FAILED, 10);
+  large.mutable_why()->set_detail(std::string(64 << 10, 'x'));
+  EXPECT_FALSE(WriteStatus(dir_, large, full).ok()) << "more than was reserved";
+  ASSERT_TRUE(WriteStatus(dir_, Job("aaaaaa-1", v1::JOB_STATE_SUCCEEDED, 10), WriteFileAtomically).ok());
+  ASSERT_TRUE(ReadStatus(dir_, &read));
+  EXPECT_EQ(read.state(), v1::JOB_STATE_SUCCEEDED) << "what was reserved counts no more";
 }
 
 using DaemonTest = Folder;
