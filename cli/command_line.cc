@@ -12,7 +12,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "cli/help.h"
-#include "cli/words.h"
+#include "launcher/base/nearest_word.h"
 #include "proto/ids.h"
 
 namespace dgxrun::cli {

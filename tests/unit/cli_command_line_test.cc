@@ -2,9 +2,9 @@
 #include <vector>
 
 #include "cli/command_line.h"
-#include "cli/words.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "launcher/base/nearest_word.h"
 
 namespace dgxrun::cli {
 namespace {
