@@ -131,7 +131,8 @@ absl::StatusOr<int> LaunchHere(const LaunchOptions& options, const EnvMap& env, 
   const UniqueFd signals = TakeSignals();
   auto prepared = LocalMode::Prepare(paths);
   if (!prepared.ok()) return AsConfiguration(prepared.status());
-  auto mode = LocalMode::Start(*std::move(prepared), paths, inventory, inventory_options.cgroup_parent, terminal);
+  auto mode =
+      LocalMode::Start(*std::move(prepared), paths, inventory, inventory_options.cgroup_parent, terminal);
   if (!mode.ok()) return AsConfiguration(mode.status());
 
   Console console(STDOUT_FILENO, STDERR_FILENO);

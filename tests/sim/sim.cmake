@@ -12,8 +12,10 @@ else()
 endif()
 add_test(NAME sim_seeds_1 COMMAND sim --seed 1 --seeds ${SIM_SEEDS})
 add_test(NAME sim_seeds_2 COMMAND sim --seed 1001 --seeds ${SIM_SEEDS} --nodes 6 --jobs 8)
+# Peers mode: half of the controller's deaths take its log along.
+add_test(NAME sim_seeds_peers COMMAND sim --seed 1 --seeds ${SIM_SEEDS} --nodes 3 --peers)
 foreach(mutation no-fence-wait answer-first deaf)
   add_test(NAME sim_mutation_${mutation} COMMAND sim --seed 1 --seeds 100 --mutate ${mutation})
 endforeach()
-set_tests_properties(sim_seeds_1 sim_seeds_2 sim_mutation_no-fence-wait sim_mutation_answer-first sim_mutation_deaf
+set_tests_properties(sim_seeds_1 sim_seeds_2 sim_seeds_peers sim_mutation_no-fence-wait sim_mutation_answer-first sim_mutation_deaf
                      PROPERTIES TIMEOUT 300)

@@ -17,10 +17,13 @@ void SimController::Start() {
   contacts_.config.cluster_name = "sim";
   contacts_.config.version.set_major(1);
   contacts_.config.version.set_release("sim");
+  contacts_.config.peers = peers_;
   // The wait for a fence is isolation_timeout + allowance + margin; this one ends before the lease.
   if (mutation_ == Mutation::kNoFenceWait) contacts_.config.isolation_timeout = absl::Seconds(2);
   sent_.clear();
-  Feed(core::ControllerStarted{"abcdef00-0000-4000-8000-000000000000"});
+  // Of peers, each run that begins with an empty log is a cluster of its own.
+  const std::string first = peers_ ? absl::StrCat(absl::Hex(++starts_, absl::kZeroPad6)) : "abcdef";
+  Feed(core::ControllerStarted{first + "00-0000-4000-8000-000000000000"});
   ScheduleTick();
 }
 
@@ -32,6 +35,13 @@ void SimController::Crash() {
   crash_in_ = 0;
   dump_ = core::DumpState(state_);
   host_->Crashed();
+}
+
+void SimController::LoseLog() {
+  if (up_) return;
+  world_->Trace("the log is lost");
+  disk_.clear();
+  dump_.clear();
 }
 
 void SimController::ScheduleTick() {

@@ -6,6 +6,7 @@
 
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -37,9 +38,13 @@ class SimController {
   SimController(World* world, ControllerHost* host, Mutation mutation)
       : world_(world), host_(host), mutation_(mutation) {}
 
+  // Peers mode; before the first Start.
+  void ServePeers(const core::PeersConfig& peers) { peers_ = peers; }
+
   bool up() const { return up_; }
   void Start();
   void Crash();
+  void LoseLog();                                 // after a crash: the next start is with an empty disk
   void CrashIn(int steps) { crash_in_ = steps; }  // between two steps of an input
   void Feed(decltype(core::Input::body) body);
 
@@ -59,7 +64,9 @@ class SimController {
   ControllerHost* const host_;
   const Mutation mutation_;
   bool up_ = false;
+  std::optional<core::PeersConfig> peers_;
   uint64_t epoch_ = 0;
+  uint64_t starts_ = 0;
   int crash_in_ = 0;
   core::State state_;
   core::Contacts contacts_;

@@ -1,4 +1,4 @@
-// sim [--seed N] [--seeds COUNT] [--jobs J] [--nodes K] [--mutate NAME] [--verbose]
+// sim [--seed N] [--seeds COUNT] [--jobs J] [--nodes K] [--mutate NAME] [--peers] [--verbose]
 //
 // Runs COUNT seeds from N on. Every 50th is run twice, and its traces must agree. With --mutate the core is
 // wrong on purpose, and the run succeeds if some seed is caught.
@@ -24,8 +24,9 @@ bool Report(const SimOptions& options, const SimResult& result) {
     std::fprintf(stderr, "seed %llu: %s\n", static_cast<unsigned long long>(options.seed), complaint.c_str());
   }
   if (result.complaints.empty()) return true;
-  std::fprintf(stderr, "replay: sim --seed %llu --seeds 1 --jobs %d --nodes %d --verbose\n",
-               static_cast<unsigned long long>(options.seed), options.jobs, options.nodes);
+  std::fprintf(stderr, "replay: sim --seed %llu --seeds 1 --jobs %d --nodes %d%s --verbose\n",
+               static_cast<unsigned long long>(options.seed), options.jobs, options.nodes,
+               options.peers ? " --peers" : "");
   return false;
 }
 
@@ -36,6 +37,10 @@ int Main(int argc, char** argv) {
     const std::string flag = argv[i];
     if (flag == "--verbose") {
       options.verbose = true;
+      continue;
+    }
+    if (flag == "--peers") {
+      options.peers = true;
       continue;
     }
     if (i + 1 == argc) {

@@ -34,6 +34,7 @@ void SimNode::StartAgent() {
   options.node_name = name_;
   options.boot_id = absl::StrCat(name_, "-boot-", boots_);
   options.agent_user = "root";
+  options.offer = offer_;
   options.inventory.set_allowed_cores(16);
   options.inventory.set_pci_gpus(gpus_);
   options.inventory.add_addresses("10.1.0." + name_.substr(1));
@@ -123,6 +124,10 @@ void SimNode::Perform(const agent::Action& action) {
     store_.reports.push_back(report->report);
     store_.last_report = report->report.number();
     store_.jobs[JobId(report->report.job_id())] = report->stored;
+  } else if (const auto* capsule = std::get_if<agent::StoreCapsule>(&action)) {
+    store_.capsules[JobId(capsule->capsule.job_id())] = capsule->capsule;
+  } else if (const auto* history = std::get_if<agent::DropCapsule>(&action)) {
+    store_.capsules.erase(history->job);
   } else if (const auto* drop = std::get_if<agent::DropReports>(&action)) {
     std::erase_if(store_.reports, [&](const v1::Report& r) { return r.number() <= drop->up_to; });
   } else if (const auto* forgotten = std::get_if<agent::DropJob>(&action)) {

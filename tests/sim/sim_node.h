@@ -6,6 +6,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -36,6 +37,7 @@ class SimNode {
   SimNode(World* world, NodeHost* host, Script* script, std::string name, int gpus);
 
   const std::string& name() const { return name_; }
+  void SetOffer(const v1::PeerOffer& offer) { offer_ = offer; }  // peers mode; before the agent's first start
   bool powered() const { return powered_; }
   bool agent_up() const { return core_ != nullptr; }
 
@@ -100,6 +102,7 @@ class SimNode {
   int crash_in_ = 0;
   uint64_t link_ = 0;
   std::unique_ptr<agent::AgentCore> core_;
+  std::optional<v1::PeerOffer> offer_;
   agent::StoredState store_;
   std::map<agent::AttemptKey, ShimPtr> shims_;  // with a folder: living, or finished and not yet removed
   std::set<uint32_t> ports_in_use_;

@@ -28,11 +28,36 @@ Simulation::Simulation(const SimOptions& options)
         MakeSubmitOracle, MakeQuietOracle, MakeVerdictOracle, MakeNothingLeftOracle}) {
     oracles_.push_back(make());
   }
-  const int gpus = world_.Chance(70) ? 4 : 0;
+  const int gpus = world_.Chance(70) && !options.peers ? 4 : 0;
   for (int i = 1; i <= options.nodes; ++i) {
     const std::string name = absl::StrCat("n", i);
     hosts_[name].node = std::make_unique<SimNode>(&world_, this, &script_, name, gpus);
   }
+  if (options.peers) MakePeers();
+}
+
+void Simulation::MakePeers() {
+  v1::PeerOffer offer;
+  offer.set_rdzv_id("none");
+  v1::JobSpec* spec = offer.mutable_spec();
+  spec->set_nodes(static_cast<uint32_t>(options_.nodes));
+  spec->set_ranks_per_node(static_cast<uint32_t>(world_.Between(1, 3)));
+  spec->set_device(v1::DEVICE_CPU);
+  spec->add_argv("python3");
+  spec->set_cwd("/data");
+  spec->set_grace_ms(world_.Chance(20) ? 0 : 2000);
+  spec->set_max_restarts(static_cast<uint32_t>(world_.Between(1, 6)));
+  for (auto& [name, host] : hosts_) {
+    offer.set_order(name == "n1" ? 0 : 1);
+    host.node->SetOffer(offer);
+  }
+  core::PeersConfig peers;
+  peers.rdzv_id = offer.rdzv_id();
+  peers.endpoint_host = "n1";
+  peers.spec = *spec;
+  peers.spec.mutable_owner()->set_user("ada");
+  peers.spec.mutable_owner()->set_uid(1000);
+  controller_.ServePeers(peers);
 }
 
 SimResult Simulation::Run() {
@@ -40,7 +65,7 @@ SimResult Simulation::Run() {
   for (auto& [name, host] : hosts_) {
     world_.In(world_.Between(0, 300 * kMs), [node = host.node.get()] { node->StartAgent(); });
   }
-  for (int i = 0; i < options_.jobs; ++i) {
+  for (int i = 0; i < options_.jobs && !options_.peers; ++i) {
     Client client;
     client.key = absl::StrCat("key-", i);
     client.spec.set_nodes(static_cast<uint32_t>(world_.Between(1, 3)));

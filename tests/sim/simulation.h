@@ -23,6 +23,9 @@ struct SimOptions {
   int jobs = 6;
   int nodes = 4;
   Mutation mutation = Mutation::kNone;
+  // Peers mode: one job of all nodes; the controller and the agent of n1 are one process, and its log may be
+  // lost.
+  bool peers = false;
   bool verbose = false;
 };
 
@@ -88,6 +91,8 @@ class Simulation : public ControllerHost, public NodeHost {
   void Storm();
   void OneFault();
   void CrashController();
+  void MakePeers();
+  bool IsEndpoint(const Host& host) const { return options_.peers && host.node->name() == "n1"; }
   void CrashAgent(Host* host);
   void LosePower(Host* host);
   void Cut(Host* host);

@@ -48,6 +48,7 @@ void Simulation::OneFault() {
 
 void Simulation::CrashController() {
   if (!controller_.up()) return;
+  SimNode* beside = options_.peers ? hosts_.at("n1").node.get() : nullptr;  // of the same process
   // Not in touch for as long as it takes to come back and to be found again: any node may fence itself.
   Fault("", 0, -1, "");
   if (world_.Chance(30)) {
@@ -57,14 +58,19 @@ void Simulation::CrashController() {
   }
   const int64_t down =
       world_.Chance(80) ? world_.Between(100 * kMs, 3 * kSecond) : world_.Between(3 * kSecond, 20 * kSecond);
-  world_.In(down, [this] {
+  const bool lost = options_.peers && world_.Chance(60);
+  world_.In(down, [this, beside, lost] {
     controller_.Crash();  // one that waits for its step dies now
+    if (beside != nullptr) beside->CrashAgent();
+    if (lost) controller_.LoseLog();
     controller_.Start();
+    if (beside != nullptr) beside->StartAgent();
   });
 }
 
 void Simulation::CrashAgent(Host* host) {
   if (!host->node->agent_up()) return;
+  if (IsEndpoint(*host)) return CrashController();
   Fault("", 0, -1, host->node->name());
   if (world_.Chance(40)) {
     host->node->CrashAgent();
@@ -80,7 +86,7 @@ void Simulation::CrashAgent(Host* host) {
 }
 
 void Simulation::LosePower(Host* host) {
-  if (!host->node->powered()) return;
+  if (!host->node->powered() || IsEndpoint(*host)) return;
   Fault("", 0, -1, host->node->name());
   host->node->PowerOff();
   if (world_.Chance(25)) {
@@ -91,6 +97,7 @@ void Simulation::LosePower(Host* host) {
 }
 
 void Simulation::Cut(Host* host) {
+  if (IsEndpoint(*host)) return;  // in one process
   Fault("", 0, -1, host->node->name());
   const int64_t kind = world_.Between(0, 2);
   host->cut_up = kind != 0;
