@@ -2,6 +2,7 @@
 #include <fcntl.h>
 #include <openssl/bio.h>
 #include <openssl/pem.h>
+#include <openssl/x509v3.h>
 #include <stdlib.h>
 #include <sys/stat.h>
 #include <unistd.h>
