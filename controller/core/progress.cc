@@ -90,7 +90,8 @@ void SummarizeSteps(AttemptProgress* progress, absl::Time now) {
   }
   summary.set_from_script(!first);
   if (first && summary.has_newest() && summary.newest().step() >= 0) {
-    summary.set_first_step(progress->first_new ? progress->first_new->step() : summary.newest().step());
+    const bool told = progress->first_new && progress->first_new->step() >= 0;
+    summary.set_first_step(told ? progress->first_new->step() : summary.newest().step());
     summary.set_step(summary.newest().step());
     summary.set_step_unix_ns(summary.newest().mtime_unix_ns());
     first = false;

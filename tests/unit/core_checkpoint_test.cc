@@ -395,6 +395,15 @@ TEST_F(CheckpointTest, AResetIsSeenByCheckpointsTooButNeverStops) {
   EXPECT_EQ(kit_.Status(job).state(), v1::JOB_STATE_RUNNING);
 }
 
+TEST_F(CheckpointTest, ACheckpointWithoutAStepIsNoReset) {
+  const JobId job = kit_.Submit(Spec(1));
+  Start(job, 0, {Found(100, v1::VERDICT_COMPLETE)});
+  Progress(job, 0, 0, -1, {Found(-1, v1::VERDICT_COMPLETE, "dcp", 900000)});
+  Progress(job, 0, 0, -1, {Found(110, v1::VERDICT_COMPLETE, "dcp", 910000)});
+  EXPECT_EQ(kit_.Status(job).progress().step(), 110);
+  EXPECT_THAT(Alarms(job), IsEmpty());
+}
+
 TEST_F(CheckpointTest, NoNewCheckpointAndAFullDisk) {
   const JobId job = kit_.Submit(Spec(1));
   Start(job, 0, {});
