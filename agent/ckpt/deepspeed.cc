@@ -24,6 +24,8 @@ namespace {
 
 // Model states whose numbers are compared when only structure is judged. ZeRO 3 has one per rank.
 constexpr size_t kPeekedStates = 64;
+// Rank 0 writes `latest` when its own files are done; other ranks may still be writing theirs.
+constexpr int64_t kRankLagNs = int64_t{300} * 1'000'000'000;
 // Ranks that are named one by one; a larger number in a name is no rank's.
 constexpr int64_t kMaxRanks = 65536;
 
@@ -284,6 +286,7 @@ std::string DeepSpeedTagIn(Review& review, std::string_view folder) {
 void JudgeDeepSpeed(Review& review, std::string_view folder) {
   review.SetUnmarked();
   Tag(review, folder).Judge();
+  if (folder.empty()) review.CheckPointerBeside("latest", review.name(), kRankLagNs);
 }
 
 }  // namespace dgxrun::agent::ckpt

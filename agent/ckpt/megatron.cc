@@ -121,6 +121,10 @@ class Legacy {
       return;
     }
     for (size_t i = 0; i < size; ++i) CheckRank(RankAt(i));
+    const std::optional<int64_t> iteration = IterationOf(LastName(review_, folder_));
+    if (folder_.empty() && iteration.has_value()) {  // all ranks meet at a barrier before it is written
+      review_.CheckPointerBeside("latest_checkpointed_iteration.txt", std::to_string(*iteration), 0);
+    }
   }
 
  private:

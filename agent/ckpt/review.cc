@@ -163,8 +163,9 @@ bool Review::CopiedInOneGo(const FileInfo& later) {
 
 bool Review::WrittenAfter(const FileInfo& first, const FileInfo& then) {
   if (first.mtime_ns <= then.mtime_ns) return false;
-  // Times that were set later (cp -p, rsync, tar) lie before the file's own making.
-  const bool native = first.btime_ns != 0 && then.btime_ns != 0 && first.btime_ns <= first.mtime_ns &&
+  // Times that were set later (cp -p, rsync, tar) lie before the file's own making, or in the future.
+  const bool native = first.mtime_ns <= absl::ToUnixNanos(options_.now) && first.btime_ns != 0 &&
+                      then.btime_ns != 0 && first.btime_ns <= first.mtime_ns &&
                       then.btime_ns <= then.mtime_ns;
   if (native && source_.one_clock()) {
     // Made before, and written to again after: no copy does that. (Equal: a copy begins the next file within
@@ -185,6 +186,24 @@ bool Review::CheckOrder(std::string_view first, std::string_view then, int64_t l
              ", which comes after it in every save: files of two saves (or the folder was ",
              "copied without its times)"}));
   return false;
+}
+
+void Review::CheckPointerBeside(std::string_view pointer, std::string_view text, int64_t lag_ns) {
+  if (path_.empty()) return;
+  const size_t slash = path_.rfind('/');
+  const std::string_view folder = std::string_view(path_).substr(0, slash == std::string::npos ? 0 : slash);
+  absl::StatusOr<std::unique_ptr<File>> file = source_.Open(JoinPath(folder, pointer));
+  // A line end more is allowed.
+  if (!file.ok() || (*file)->info().bytes < text.size() || (*file)->info().bytes > text.size() + 2) return;
+  std::string bytes((*file)->info().bytes, '\0');
+  if (bytes.empty() || !(*file)->ReadAt(0, bytes.data(), bytes.size()).ok() || !bytes.starts_with(text))
+    return;
+  for (const auto& [path, info] : tree_.files()) {
+    if (info.mtime_ns - (*file)->info().mtime_ns <= lag_ns || !WrittenAfter(info, (*file)->info())) continue;
+    Fault(v1::VERDICT_CORRUPT, path,
+          Cat({"written after ", pointer, " named this checkpoint: it was saved over, and not to the end"}));
+    return;
+  }
 }
 
 void Review::CheckJsonFiles(std::string_view folder) {

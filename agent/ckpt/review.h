@@ -72,6 +72,9 @@ class Review {
   // from two saves: notes CORRUPT and returns false. Absent files: true.
   // `lag_ns`: `first` may be as much later.
   bool CheckOrder(std::string_view first, std::string_view then, int64_t lag_ns = 0);
+  // A pointer beside the checkpoint that says `text` was written after all of the checkpoint's files; CORRUPT
+  // if times say the contrary. A pointer that is absent or says something else: nothing.
+  void CheckPointerBeside(std::string_view pointer, std::string_view text, int64_t lag_ns);
   // Every JSON file right in a folder is JSON.
   void CheckJsonFiles(std::string_view folder);
 

@@ -12,10 +12,16 @@ namespace {
 
 bool IsCompared(std::string_view format) {
   return format == kTorch || format == kSafetensors || format == kTrainer || format == kAccelerate ||
-         format == kMegatron;
+         format == kMegatron || format == kMegatronDist;
+}
+
+bool IsRankFile(std::string_view name) {
+  return NumberBetween(name, "rng_state_", ".pth").has_value() ||
+         NumberBetween(name, "random_states_", ".pkl").has_value();
 }
 
 std::string WithoutStep(std::string_view name, int64_t step) {
+  if (IsRankFile(name) || name.starts_with("mp_rank_")) return std::string(name);  // those numbers are ranks
   std::string out;
   for (size_t at = 0; at < name.size();) {
     size_t end = at;
@@ -29,11 +35,6 @@ std::string WithoutStep(std::string_view name, int64_t step) {
     at = end;
   }
   return out;
-}
-
-bool IsRankFile(std::string_view name) {
-  return NumberBetween(name, "rng_state_", ".pth").has_value() ||
-         NumberBetween(name, "random_states_", ".pkl").has_value();
 }
 
 // The first name of `more` that `fewer` lacks, if `fewer` is a true subset.

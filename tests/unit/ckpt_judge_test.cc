@@ -388,6 +388,21 @@ TEST(DeepSpeedJudge, AnotherStep) {
   EXPECT_EQ(Of(mixed, "tag").verdict(), v1::VERDICT_CORRUPT);
 }
 
+TEST(DeepSpeedJudge, SavedOverAfterLatestNamedIt) {
+  MemorySource source;
+  Zero("global_step10", 10, 2, 1)(source);
+  source.Put("latest", "global_step10");
+  EXPECT_EQ(Of(source, "global_step10").verdict(), v1::VERDICT_COMPLETE);
+  source.Advance(60 * kSecond);  // a slow rank
+  source.Overwrite("global_step10/mp_rank_00_model_states.pt", ModelState(10, 2));
+  EXPECT_EQ(Of(source, "global_step10").verdict(), v1::VERDICT_COMPLETE);
+  source.Advance(600 * kSecond);
+  source.Overwrite("global_step10/mp_rank_00_model_states.pt", ModelState(10, 2));
+  EXPECT_EQ(Of(source, "global_step10").verdict(), v1::VERDICT_CORRUPT);
+  source.Overwrite("latest", "global_step10");
+  EXPECT_EQ(Of(source, "global_step10").verdict(), v1::VERDICT_COMPLETE);
+}
+
 TEST(DeepSpeedJudge, ExpertsAndPipelines) {
   auto make = [](MemorySource& source) {
     Zero("global_step10", 10, 2, 1)(source);
@@ -454,6 +469,16 @@ TEST(MegatronJudge, AnotherIteration) {
   MemorySource legacy;
   legacy.Put("iter_0000400/mp_rank_00/model_optim_rng.pt", TorchFile({{PText("iteration"), PInt(300)}}));
   EXPECT_EQ(Of(legacy, "iter_0000400").verdict(), v1::VERDICT_CORRUPT);
+}
+
+TEST(MegatronJudge, SavedOverAfterTheTrackerNamedIt) {
+  MemorySource source;
+  source.Put("iter_0000400/mp_rank_00/model_optim_rng.pt", TorchFile({{PText("iteration"), PInt(400)}}));
+  source.Put("latest_checkpointed_iteration.txt", "400");
+  EXPECT_EQ(Of(source, "iter_0000400").verdict(), v1::VERDICT_COMPLETE);
+  source.Overwrite("iter_0000400/mp_rank_00/model_optim_rng.pt",
+                   TorchFile({{PText("iteration"), PInt(400)}}));
+  EXPECT_EQ(Of(source, "iter_0000400").verdict(), v1::VERDICT_CORRUPT);
 }
 
 TEST(MegatronJudge, DcpWithoutMegatronsKeysNeedsNoMetadataJson) {
@@ -625,6 +650,24 @@ TEST(Listing, PartsOfOneCheckpoint) {
   source.Put("c_200_rank1.pt", TorchFile());
   source.Remove("c_200_rank2.pt");  // the other step has it
   EXPECT_THAT(List(source), ElementsAre("c_200_rank0.pt 200 PARTIAL", "c_100_rank0.pt 100 COMPLETE"));
+}
+
+TEST(Listing, FilesThatTheOlderOneHas) {
+  MemorySource source;
+  for (const char* folder : {"checkpoint_0", "checkpoint_1"}) {
+    source.Put(std::string(folder) + "/model.safetensors", kit::Safetensors({{"w", 512}}));
+    for (const char* name :
+         {"optimizer.bin", "scheduler.bin", "random_states_0.pkl", "random_states_1.pkl"}) {
+      source.Put(std::string(folder) + "/" + name, TorchFile());
+    }
+  }
+  MegatronDist("iter_0000300")(source);
+  MegatronDist("iter_0000200")(source);
+  source.files()["iter_0000200/common.pt"].bytes = TorchFile({{PText("iteration"), PInt(200)}});
+  source.Remove("iter_0000300/common.pt");
+  source.Remove("checkpoint_1/random_states_1.pkl");
+  EXPECT_THAT(List(source), ElementsAre("iter_0000300 300 PARTIAL", "iter_0000200 200 COMPLETE",
+                                        "checkpoint_1 1 PARTIAL", "checkpoint_0 0 COMPLETE"));
 }
 
 TEST(Listing, TheRootIsTheCheckpoint) {
