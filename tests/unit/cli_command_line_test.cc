@@ -170,7 +170,7 @@ TEST(CommandLine, Errors) {
   EXPECT_THAT(ErrorOf({"-g", "x", "t.py"}), HasSubstr("\"all\""));
   EXPECT_THAT(ErrorOf({"-g", "-1", "t.py"}), HasSubstr("-g -1"));
   EXPECT_THAT(ErrorOf({"--max-restart", "2", "t.py"}), HasSubstr("did you mean --max-restarts?"));
-  EXPECT_THAT(ErrorOf({"--nnodes", "2", "t.py"}), HasSubstr("did you mean --nodes?"));
+  EXPECT_THAT(ErrorOf({"--nodess", "2", "t.py"}), HasSubstr("did you mean --nodes?"));
   EXPECT_THAT(ErrorOf({"--frobnicate", "t.py"}), HasSubstr("unknown option --frobnicate"));
   EXPECT_THAT(ErrorOf({"-x", "t.py"}), HasSubstr("unknown option -x"));
   EXPECT_THAT(ErrorOf({"-n"}), HasSubstr("-n needs a value"));
