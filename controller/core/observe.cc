@@ -65,7 +65,10 @@ void On(Contacts* contacts, const NodeReport& input, absl::Time now) {
   const std::pair<JobId, AttemptNo> key{JobId(input.report.job_id()), AttemptNo(input.report.attempt())};
   switch (input.report.body_case()) {
     case v1::Report::kStarted:
-      contact->attempts[key] = v1::ATTEMPT_PHASE_RUNNING;
+      // The snapshot may have told already that it is gone; its older reports come again before that one.
+      if (v1::AttemptPhase& phase = contact->attempts[key]; phase != v1::ATTEMPT_PHASE_GONE) {
+        phase = v1::ATTEMPT_PHASE_RUNNING;
+      }
       return;
     case v1::Report::kGone:
       contact->attempts.erase(key);
