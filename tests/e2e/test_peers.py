@@ -271,10 +271,9 @@ def test_an_endpoint_that_is_nobodys_and_nodes_that_do_not_come(peers):
 def test_two_nodes_on_one_machine(peers):
     """Two commands of one host are two nodes; killed ones find their own ranks again."""
     both = [peers.launch("node1", endpoint="localhost") for _ in range(2)]
-    wait_until(lambda: all("step 1 " in one.stdout for one in both), START_S,
+    shown = lambda: sorted(sorted(set(re.findall(r"rank (\d) step", one.stdout))) for one in both)  # noqa: E731
+    wait_until(lambda: shown() == [["0", "1"], ["2", "3"]], START_S,
                lambda: both[0].transcript() + both[1].transcript())
-    ranks = [set(re.findall(r"rank (\d) step", one.stdout)) for one in both]
-    assert sorted(map(sorted, ranks)) == [["0", "1"], ["2", "3"]]
     before = rank_pids(peers)
     for one in both:
         one.popen.kill()
