@@ -5,18 +5,12 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "proto/wire_rule.h"
 
 namespace dgxrun::agent {
 namespace {
 
 constexpr int64_t kNsPerMs = 1000000;
-
-// The current and the previous minor version understand each other.
-bool Compatible(const v1::WireVersion& ours, const v1::WireVersion& theirs) {
-  const uint32_t low = std::min(ours.minor(), theirs.minor());
-  const uint32_t high = std::max(ours.minor(), theirs.minor());
-  return ours.major() == theirs.major() && high - low <= 1;
-}
 
 }  // namespace
 
@@ -172,7 +166,7 @@ void AgentCore::OnWelcome(const v1::Welcome& welcome, Actions* out) {
     link_ = Link::kRefused;
     out->push_back(CloseLink{std::move(reason), final});
   };
-  if (!Compatible(options_.version, welcome.version())) {
+  if (!WireVersionsAgree(options_.version, welcome.version())) {
     return refuse(absl::StrCat("the controller speaks version ", welcome.version().major(), ".",
                                welcome.version().minor(), ", this agent ", options_.version.major(), ".",
                                options_.version.minor()),

@@ -74,8 +74,8 @@ TEST_F(TlsFilesTest, ErrorsNameFileAndReason) {
 }
 
 TEST_F(TlsFilesTest, OverANetworkThereIsOnlyTls) {
-  EXPECT_THAT(std::string(Dial("127.0.0.1:1", {}, false).status().message()), HasSubstr("needs TLS"));
-  EXPECT_TRUE(Dial("unix:/tmp/nobody", {}, true).ok());
+  EXPECT_THAT(std::string(Dial("127.0.0.1:1", TlsFiles(), false).status().message()), HasSubstr("needs TLS"));
+  EXPECT_TRUE(Dial("unix:/tmp/nobody", TlsFiles(), true).ok());
 }
 
 }  // namespace
