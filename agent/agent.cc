@@ -32,6 +32,7 @@
 #include "agent/progress_watch.h"
 #include "agent/shim_client.h"
 #include "agent/tail.h"
+#include "agent/witness.h"
 #include "launcher/base/event_loop.h"
 #include "launcher/base/sys.h"
 #include "launcher/cgroup.h"
@@ -139,6 +140,7 @@ class AgentImpl final : public Agent {
   void StartFailedWith(const AttemptKey& key, const std::string& reason);
   void Relay(const ToShim& action);
   void Heartbeat();
+  void Witness();
   void LinkIsDown(const std::string& why);
 
   OwnerPolicy policy() const { return {options_.single_user, options_.allow_root}; }
@@ -155,6 +157,7 @@ class AgentImpl final : public Agent {
   std::unique_ptr<ProgressWatch> progress_;
   std::unique_ptr<TailServer> tails_;
   std::unique_ptr<Link> link_;
+  std::unique_ptr<WitnessCalls> witness_calls_;
   UniqueFd child_signals_;
 
   std::deque<decltype(Input::body)> inputs_;
@@ -199,6 +202,12 @@ void AgentImpl::MakeParts(const NodeId& node, StoredState stored) {
   core.expected_cluster_id = options_.expected_cluster_id;
   core.inventory = options_.inventory;
   if (options_.peer) core.offer = options_.peer->offer;
+  if (options_.witness != nullptr) {
+    core.witness_port = options_.witness->port();
+    core.witness_path = options_.witness->path();
+    witness_calls_ = std::make_unique<WitnessCalls>(
+        inbox_, options_.tls, [this](WitnessAnswered answer) { Feed(std::move(answer)); });
+  }
   core.leases = options_.on_agent_gone == v1::ON_AGENT_GONE_LEASE;
   core_ = std::make_unique<AgentCore>(std::move(core), std::move(stored));
 
@@ -262,6 +271,10 @@ void AgentImpl::Restore() {
   const auto dial = [this, living = std::move(found.living), dead = std::move(found.dead)] {
     if (options_.peer) silent_shims_.insert(living.begin(), living.end());
     Feed(Restored{living, dead});
+    if (options_.witness != nullptr) {
+      options_.witness->Serve(inbox_, [this](WitnessAsked asked) { Feed(std::move(asked)); });
+      Witness();
+    }
     if (silent_shims_.empty()) return DialNow();
     loop_.After(kShimHelloLimit, [this] { DialNow(); });
   };
@@ -277,6 +290,11 @@ void AgentImpl::Greeted(const AttemptKey& shim) {
 void AgentImpl::DialNow() {
   silent_shims_.clear();
   if (!failed_) link_->Dial();  // does nothing when it has dialled
+}
+
+void AgentImpl::Witness() {
+  Feed(WitnessDue{});
+  loop_.After(absl::Nanoseconds(AgentCore::kWitnessPeriodNs), [this] { Witness(); });
 }
 
 void AgentImpl::WatchChildren() {
@@ -358,6 +376,7 @@ absl::Status AgentImpl::Perform(Action& action) {
           [&](StoreReport& a) { return store_->Store(a); },
           [&](StoreCapsule& a) { return store_->Store(a); },
           [&](DropCapsule& a) { return store_->Store(a); },
+          [&](StoreCommittee& a) { return store_->Store(a); },
           [&](DropReports& a) { return store_->Store(a); },
           [&](DropJob& a) { return store_->Store(a); },
           [&](Send& a) { return link_->Send(std::move(a.message)), absl::OkStatus(); },
@@ -389,6 +408,14 @@ absl::Status AgentImpl::Perform(Action& action) {
           [&](ForgetJob&) { return absl::OkStatus(); },  // its logs stay for people to read
           [&](StartTail& a) { return tails_->Start(std::move(a.request), a.ended), absl::OkStatus(); },
           [&](CancelTail& a) { return tails_->Cancel(a.tail_id), absl::OkStatus(); },
+          [&](AskCommittee& a) {
+            v1::WitnessQuestion question;
+            question.set_cluster_id(core_->cluster_id());
+            question.set_node_id(store_->node_id().str());
+            witness_calls_->Ask(a, question);
+            return absl::OkStatus();
+          },
+          [&](AnswerWitness& a) { return options_.witness->Answer(a), absl::OkStatus(); },
           [&](Note& a) { return spdlog::warn("{}", a.text), absl::OkStatus(); },
       },
       action);

@@ -20,11 +20,13 @@
 #include "dgxrun/v1/node.pb.h"
 #include "dgxrun/v1/shim.pb.h"
 #include "grpcpp/channel.h"
+#include "proto/rpc/credentials.h"
 
 namespace dgxrun {
 
 namespace agent {
 class ControllerLine;
+class WitnessServer;
 }
 
 // Peers mode: what the command of this node asks for, and what its ranks get in place of the submitter's
@@ -50,6 +52,8 @@ struct AgentOptions {
   bool inherit_terminal = false;             // local mode, one rank
   std::optional<std::string> cgroup_parent;  // nullopt: what FindCgroupParent() says; "": none
   std::optional<PeerCommand> peer;
+  agent::WitnessServer* witness = nullptr;  // listens already; null: this agent bears no witness. Outlives it
+  TlsFiles tls;                             // to ask other agents with
   bool reap_children = false;  // dgxrun-agent: a subreaper that has blocked SIGCHLD in all threads
   // Two channels to the same controller with connections of their own: control, and bulk output.
   std::shared_ptr<grpc::Channel> control;

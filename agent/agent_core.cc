@@ -19,7 +19,10 @@ AgentCore::AgentCore(AgentCoreOptions options, StoredState stored)
       cluster_id_(stored.cluster_id),
       term_(stored.term),
       capsules_(std::move(stored.capsules)),
-      reports_(stored.reports, stored.last_report) {
+      reports_(stored.reports, stored.last_report),
+      committee_(std::move(stored.committee)) {
+  if (committee_.boot_id != options_.boot_id) committee_.orphan_since_ns = 0;  // of another clock
+  isolation_ns_ = committee_.isolation_ns;
   if (cluster_id_.empty()) cluster_id_ = options_.expected_cluster_id;
   for (const auto& [id, kept] : stored.jobs) {
     jobs_[id].stored = kept;
@@ -39,6 +42,7 @@ AgentCore::AgentCore(AgentCoreOptions options, StoredState stored)
 Actions AgentCore::Handle(const Input& input) {
   Actions out;
   now_ns_ = input.now_ns;
+  if (started_ns_ == 0) started_ns_ = now_ns_;
   std::visit([&](const auto& body) { On(body, input.now_ns, &out); }, input.body);
   return out;
 }
@@ -67,6 +71,9 @@ void AgentCore::On(const LinkUp&, int64_t now_ns, Actions* out) {
   hello->set_oldest_unacked_report(reports_.oldest());
   for (uint32_t port : free_ports_) hello->add_free_ports(port);
   hello->set_agent_user(options_.agent_user);
+  hello->set_witness_port(options_.witness_port);
+  hello->set_witness_path(options_.witness_path);
+  if (committee_.committee.number() > 0) *hello->mutable_committee() = committee_.committee;
   if (options_.offer) *hello->mutable_offer() = *options_.offer;
   for (const auto& [job, capsule] : capsules_) {
     if (Lives({job, AttemptNo(capsule.attempt())})) *hello->add_capsules() = capsule;
@@ -91,6 +98,7 @@ void AgentCore::SendHeartbeat(int64_t now_ns, Actions* out) {
   v1::Heartbeat* heartbeat = message.mutable_heartbeat();
   heartbeat->set_number(++heartbeat_);
   heartbeat->set_last_answer(last_answer_);
+  heartbeat->set_committee(committee_.committee.number());
   for (uint32_t port : free_ports_) heartbeat->add_free_ports(port);
   for (auto& [key, attempt] : attempts_) {
     if (!std::exchange(attempt.progress_is_news, false)) continue;
@@ -138,6 +146,8 @@ void AgentCore::On(const FromController& input, int64_t, Actions* out) {
       return;
     case Body::kAck:
       return OnAck(message.ack(), out);
+    case Body::kCommittee:
+      return OnCommittee(message.committee(), out);
     case Body::BODY_NOT_SET:  // a newer controller's message: the minor versions allow it to be skipped
       out->push_back(Note{"the controller sent a message that this version does not know"});
       return;
@@ -189,7 +199,8 @@ void AgentCore::OnWelcome(const v1::Welcome& welcome, Actions* out) {
   }
   link_ = Link::kWelcomed;
   isolation_ns_ = int64_t{welcome.isolation_timeout_ms()} * kNsPerMs;
-  in_touch_ns_ = std::max(in_touch_ns_, hello_sent_ns_);
+  StoreTerms(welcome, out);
+  InTouch(hello_sent_ns_, out);
   out->push_back(SetHeartbeat{welcome.heartbeat_ms()});
   RenewLeases(out);
   for (const v1::Report& report : reports_.unacked()) {
@@ -213,12 +224,13 @@ void AgentCore::OnAnswer(const v1::HeartbeatAnswer& answer, Actions* out) {
   if (sent_ns == 0) return;  // answered before, or too old to be worth anything
   last_answer_ = answer.number();
   if (sent_ns <= in_touch_ns_) return;
-  in_touch_ns_ = sent_ns;
+  InTouch(sent_ns, out);
   RenewLeases(out);
 }
 
 uint64_t AgentCore::LeaseDeadline() const {
-  return options_.leases ? static_cast<uint64_t>(in_touch_ns_ + isolation_ns_) : 0;
+  if (!options_.leases) return 0;
+  return static_cast<uint64_t>(std::max(in_touch_ns_ + isolation_ns_, licence_until_ns_));
 }
 
 void AgentCore::RenewLeases(Actions* out) {

@@ -30,6 +30,7 @@
 #include <deque>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <variant>
@@ -53,6 +54,21 @@ struct AgentCoreOptions {
   v1::Inventory inventory;
   std::optional<v1::PeerOffer> offer;  // peers mode
   bool leases = true;                  // ON_AGENT_GONE_LEASE: shims live only as long as we are in touch
+  // Where this agent bears witness (agent_link.proto); both empty: it does not, and holds no committee.
+  uint32_t witness_port = 0;
+  std::string witness_path;
+};
+
+// What keeps ranks alive while no controller answers. Stored, since the agent may start anew in that time.
+struct StoredCommittee {
+  v1::Committee committee;
+  int64_t node_lease_ns = 0;
+  int64_t isolation_ns = 0;
+  int64_t orphan_ns = 0;
+  // In touch last, before the first licence of this time without a controller; 0: none was taken. Only valid
+  // in the boot that it is of.
+  int64_t orphan_since_ns = 0;
+  std::string boot_id;
 };
 
 // What is kept of a job. Attempt numbers are int64 so that -1 can say "none yet".
@@ -74,6 +90,7 @@ struct StoredState {
   std::map<JobId, v1::JobCapsule> capsules;
   std::vector<v1::Report> reports;
   uint64_t last_report = 0;
+  StoredCommittee committee;
 };
 
 struct AttemptKey {
@@ -126,6 +143,15 @@ struct StopEverything {  // the command of this node leaves (peers mode): nothin
   uint64_t grace_ms = 0;
   std::string reason;
 };
+struct WitnessDue {};      // each kWitnessPeriod, in a cluster
+struct WitnessAnswered {  // of one member, to AskCommittee
+  uint64_t round = 0;
+  v1::WitnessAnswer answer;
+};
+struct WitnessAsked {  // another agent wants to know; answered with AnswerWitness
+  uint64_t question_id = 0;
+  v1::WitnessQuestion question;
+};
 struct StraysGone {  // answer to Sweep, or a shim that died without a final file: nothing is left
   AttemptKey key;
   std::string detail;
@@ -134,7 +160,8 @@ struct StraysGone {  // answer to Sweep, or a shim that died without a final fil
 struct Input {
   int64_t now_ns = 0;
   std::variant<Restored, LinkUp, LinkDown, FromController, HeartbeatDue, PortsFree, PreparedHere,
-               ProgressHere, StartFailed, ShimSaid, ShimDisconnected, FinalFound, StraysGone, StopEverything>
+               ProgressHere, StartFailed, ShimSaid, ShimDisconnected, FinalFound, StraysGone, StopEverything,
+               WitnessDue, WitnessAnswered, WitnessAsked>
       body;
 };
 
@@ -158,6 +185,9 @@ struct StoreCapsule {  // in place of an older one of the job
 };
 struct DropCapsule {
   JobId job;
+};
+struct StoreCommittee {
+  StoredCommittee stored;
 };
 struct DropReports {
   uint64_t up_to = 0;
@@ -203,13 +233,22 @@ struct StartTail {
 struct CancelTail {
   uint64_t tail_id = 0;
 };
+struct AskCommittee {  // each member at once; an answer that takes longer than kWitnessPeriod is of no use
+  uint64_t round = 0;
+  std::vector<v1::CommitteeMember> members;  // without this node
+};
+struct AnswerWitness {
+  uint64_t question_id = 0;
+  v1::WitnessAnswer answer;
+};
 struct Note {  // for the agent's own log; a peer said something that has no place here
   std::string text;
 };
 
-using Action = std::variant<StoreCluster, StoreJob, StoreReport, StoreCapsule, DropCapsule, DropReports,
-                            DropJob, Send, SetHeartbeat, CloseLink, CheckPaths, StartShimFor, ToShim, Sweep,
-                            AttemptEnded, ForgetJob, StartTail, CancelTail, Note>;
+using Action = std::variant<StoreCluster, StoreJob, StoreReport, StoreCapsule, DropCapsule, StoreCommittee,
+                            DropReports, DropJob, Send, SetHeartbeat, CloseLink, CheckPaths, StartShimFor,
+                            ToShim, Sweep, AttemptEnded, ForgetJob, StartTail, CancelTail, AskCommittee,
+                            AnswerWitness, Note>;
 using Actions = std::vector<Action>;
 
 class AgentCore {
@@ -222,6 +261,8 @@ class AgentCore {
   static constexpr int kMaxNotes = 16;  // of an attempt; a person reads some
   // Heartbeats without an answer that are remembered; older ones would renew no lease anyway.
   static constexpr size_t kMaxUnanswered = 64;
+  // How often a committee is asked; a licence lasts isolation_timeout (10 s), so some may fail.
+  static constexpr int64_t kWitnessPeriodNs = 1'000'000'000;
 
   AgentCore(AgentCoreOptions options, StoredState stored);
 
@@ -275,6 +316,9 @@ class AgentCore {
   void On(const FinalFound& input, int64_t now_ns, Actions* out);
   void On(const StraysGone& input, int64_t now_ns, Actions* out);
   void On(const StopEverything& input, int64_t now_ns, Actions* out);
+  void On(const WitnessDue& input, int64_t now_ns, Actions* out);
+  void On(const WitnessAnswered& input, int64_t now_ns, Actions* out);
+  void On(const WitnessAsked& input, int64_t now_ns, Actions* out);
 
   void OnWelcome(const v1::Welcome& welcome, Actions* out);
   void OnNewTerm(const v1::Welcome& welcome, Actions* out);
@@ -286,6 +330,7 @@ class AgentCore {
   void OnStop(const v1::StopAttempt& stop, Actions* out);
   void OnForget(const v1::Forget& forget, Actions* out);
   void OnTail(const v1::TailRequest& request, Actions* out);
+  void OnCommittee(const v1::Committee& committee, Actions* out);
   void OnShimHello(const AttemptKey& key, const v1::ShimHello& hello, Actions* out);
   void OnShimEvent(const AttemptKey& key, const v1::ShimEvent& event, Actions* out);
 
@@ -304,6 +349,10 @@ class AgentCore {
   bool AnyLives(const JobId& job, int64_t up_to) const;
   bool TooOld(const Job& job, int64_t attempt) const;
   void RenewLeases(Actions* out);
+  void StoreTerms(const v1::Welcome& welcome, Actions* out);
+  void InTouch(int64_t sent_ns, Actions* out);
+  bool SilentAsWitness(int64_t now_ns) const;
+  void CountWitnesses(Actions* out);
   uint64_t LeaseDeadline() const;
   v1::Snapshot MakeSnapshot() const;
 
@@ -325,6 +374,14 @@ class AgentCore {
   std::deque<std::pair<uint64_t, int64_t>> unanswered_;  // number, sending time
   int64_t in_touch_ns_ = 0;
   int64_t isolation_ns_ = 0;
+
+  // The committee (agent_core_witness.cc).
+  StoredCommittee committee_;
+  int64_t started_ns_ = 0;        // first input: we may have been in touch until then
+  int64_t licence_until_ns_ = 0;  // 0: none
+  uint64_t round_ = 0;
+  int64_t round_sent_ns_ = 0;
+  std::set<std::string> silent_;  // members that bore witness in this round
 };
 
 }  // namespace dgxrun::agent

@@ -29,6 +29,9 @@ CREATE TABLE IF NOT EXISTS attempts(job TEXT PRIMARY KEY, highest INTEGER NOT NU
   gone INTEGER NOT NULL, last_event INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS reports(number INTEGER PRIMARY KEY, bytes BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS capsules(job TEXT PRIMARY KEY, bytes BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS committee(id INTEGER PRIMARY KEY CHECK (id = 1), bytes BLOB NOT NULL,
+  node_lease_ns INTEGER NOT NULL, isolation_ns INTEGER NOT NULL, orphan_ns INTEGER NOT NULL,
+  orphan_since_ns INTEGER NOT NULL, boot_id TEXT NOT NULL);
 )sql";
 
 // One prepared statement; every bind and step is checked at Run or Next.
@@ -239,6 +242,20 @@ absl::StatusOr<StoredState> AgentStore::Load() {
     }
   }
   if (!capsules.ok()) return Failed(db_, path_);
+  Statement committee(db_,
+                      "SELECT bytes, node_lease_ns, isolation_ns, orphan_ns, orphan_since_ns, boot_id FROM committee");
+  if (committee.Next()) {
+    StoredCommittee& kept = state.committee;
+    if (!kept.committee.ParseFromString(committee.BytesAt(0))) {
+      return absl::DataLossError(absl::StrCat(path_, ": the committee is damaged"));
+    }
+    kept.node_lease_ns = committee.IntAt(1);
+    kept.isolation_ns = committee.IntAt(2);
+    kept.orphan_ns = committee.IntAt(3);
+    kept.orphan_since_ns = committee.IntAt(4);
+    kept.boot_id = committee.BytesAt(5);
+  }
+  if (!committee.ok()) return Failed(db_, path_);
   return state;
 }
 
@@ -278,6 +295,14 @@ absl::Status AgentStore::Store(const StoreCapsule& action) {
 absl::Status AgentStore::Store(const DropCapsule& action) {
   Statement drop(db_, "DELETE FROM capsules WHERE job = ?");
   return drop.Text(action.job.str()).Run() ? absl::OkStatus() : Failed(db_, path_);
+}
+
+absl::Status AgentStore::Store(const StoreCommittee& action) {
+  const StoredCommittee& kept = action.stored;
+  Statement write(db_, "INSERT OR REPLACE INTO committee VALUES(1, ?, ?, ?, ?, ?, ?)");
+  write.Blob(kept.committee.SerializeAsString()).Int(kept.node_lease_ns).Int(kept.isolation_ns);
+  write.Int(kept.orphan_ns).Int(kept.orphan_since_ns).Text(kept.boot_id);
+  return write.Run() ? absl::OkStatus() : Failed(db_, path_);
 }
 
 absl::Status AgentStore::Store(const DropReports& action) {

@@ -36,6 +36,7 @@ class AgentStore {
   absl::Status Store(const StoreReport& action);
   absl::Status Store(const StoreCapsule& action);
   absl::Status Store(const DropCapsule& action);
+  absl::Status Store(const StoreCommittee& action);
   absl::Status Store(const DropReports& action);
   absl::Status Store(const DropJob& action);
 

@@ -17,12 +17,11 @@
 #include "agent/ckpt/judge.h"
 #include "agent/ckpt/tracker.h"
 #include "launcher/base/unique_fd.h"
+#include "proto/resume_word.h"
 
 namespace dgxrun::agent {
 namespace {
 
-// As the core's word for it (controller/core/checkpoints.h).
-constexpr char kResumeNothing[] = "none";
 // Names tried for one that is moved aside; more than this of one name are not left lying by accident.
 constexpr int kMaxQuarantined = 100;
 constexpr mode_t kPointerMode = 0644;

@@ -70,6 +70,7 @@ void OnNodeAdmitted(State* state, const v1::NodeAdmitted& r) {
   node.inventory = r.inventory();
   node.agent_user = r.agent_user();
   node.release = r.release();
+  node.witness = r.witness();
   node.offer.reset();
   if (r.has_offer()) node.offer = r.offer();
   node.phase = NodePhase::kUp;
@@ -250,6 +251,26 @@ void OnNodePrepared(Attempt* attempt, const v1::NodePrepared& r) {
   share.findings.assign(r.findings().begin(), r.findings().end());
 }
 
+// A committee that no node can still ask is of no account any more.
+void DropUnheldCommittees(State* state) {
+  if (state->committees.empty()) return;
+  uint64_t oldest = state->committees.rbegin()->first;
+  for (const auto& [id, node] : state->nodes) {
+    if (node->phase != NodePhase::kFenced && !node->witness.empty()) oldest = std::min(oldest, node->committee);
+  }
+  state->committees.erase(state->committees.begin(), state->committees.lower_bound(oldest));
+}
+
+void OnCommitteeNamed(State* state, const v1::Committee& committee) {
+  state->committees[committee.number()] = committee;
+  DropUnheldCommittees(state);
+}
+
+void OnCommitteeTaken(State* state, const v1::CommitteeTaken& taken) {
+  NodeOf(state, taken.node_id()).committee = taken.number();
+  DropUnheldCommittees(state);
+}
+
 }  // namespace
 
 void Apply(State* state, const v1::Record& record) {
@@ -275,7 +296,12 @@ void Apply(State* state, const v1::Record& record) {
       return;
     case v1::Record::kNodeRemoved:
       state->nodes.erase(NodeId(record.node_removed().node_id()));
+      DropUnheldCommittees(state);
       return;
+    case v1::Record::kCommitteeNamed:
+      return OnCommitteeNamed(state, record.committee_named().committee());
+    case v1::Record::kCommitteeTaken:
+      return OnCommitteeTaken(state, record.committee_taken());
     case v1::Record::kJobSubmitted:
       return OnJobSubmitted(state, record.job_submitted(), at);
     case v1::Record::kStopRequested:

@@ -20,11 +20,9 @@
 #include "absl/time/time.h"
 #include "controller/core/model.h"
 #include "dgxrun/v1/agent_link.pb.h"
+#include "proto/resume_word.h"
 
 namespace dgxrun::core {
-
-// Prepare.resume when nothing can be loaded; a path is absolute, so it is none.
-inline constexpr char kResumeNothing[] = "none";
 
 // An attempt that failed sooner than this after its launch may have failed of what it loaded: starting
 // interpreters, loading hundreds of GB and the first steps take minutes.

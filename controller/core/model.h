@@ -64,6 +64,8 @@ struct Node {
   std::string release;
   std::optional<v1::PeerOffer> offer;  // peers mode: what the command of the node asks for
   NodePhase phase = NodePhase::kUp;
+  std::string witness;     // target of its Witness service; empty: none, and no committee keeps its ranks alive
+  uint64_t committee = 0;  // number of the one that it holds at least; 0: perhaps none
 };
 
 // One rank of an attempt as last reported. `order` is the position in the log of the record that told of
@@ -170,6 +172,8 @@ struct State {
   uint64_t last_job_number = 0;
   uint64_t record_count = 0;  // records applied; gives facts their order
   std::map<NodeId, Cow<Node>> nodes;
+  // By number. The last one is in force; a node may still ask an older one from its own `committee` on.
+  std::map<uint64_t, v1::Committee> committees;
   std::map<JobId, Cow<Job>> jobs;  // without the archived ones
   // Keys of jobs in `jobs`, and of the newest archived ones, by (owner's uid, key).
   std::map<std::pair<uint32_t, std::string>, JobId> keys;

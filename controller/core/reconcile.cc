@@ -223,6 +223,8 @@ JobId JobOfRecord(const v1::Record& record) {
     case v1::Record::kNodeLost:
     case v1::Record::kNodeFenced:
     case v1::Record::kNodeRemoved:
+    case v1::Record::kCommitteeNamed:
+    case v1::Record::kCommitteeTaken:
     case v1::Record::kJobArchived:
     case v1::Record::BODY_NOT_SET:
       return JobId();

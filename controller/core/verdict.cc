@@ -138,21 +138,6 @@ v1::Why WhyOf(const Attempt& attempt, const Fault& fault) {
   return why;
 }
 
-constexpr std::pair<int, absl::string_view> kSignalNames[] = {
-    {SIGHUP, "SIGHUP"},   {SIGINT, "SIGINT"},   {SIGQUIT, "SIGQUIT"}, {SIGILL, "SIGILL"},
-    {SIGTRAP, "SIGTRAP"}, {SIGABRT, "SIGABRT"}, {SIGBUS, "SIGBUS"},   {SIGFPE, "SIGFPE"},
-    {SIGKILL, "SIGKILL"}, {SIGUSR1, "SIGUSR1"}, {SIGSEGV, "SIGSEGV"}, {SIGUSR2, "SIGUSR2"},
-    {SIGPIPE, "SIGPIPE"}, {SIGALRM, "SIGALRM"}, {SIGTERM, "SIGTERM"}, {SIGXCPU, "SIGXCPU"},
-    {SIGXFSZ, "SIGXFSZ"}, {SIGSYS, "SIGSYS"},
-};
-
-std::string SignalName(int signal) {
-  for (const auto& [number, name] : kSignalNames) {
-    if (number == signal) return std::string(name);
-  }
-  return absl::StrCat("signal ", signal);
-}
-
 }  // namespace
 
 bool LooksLikeVictim(const v1::RankReport& report) {

@@ -187,6 +187,17 @@ std::shared_ptr<grpc::Channel> Dial(const std::string& target, const TlsPems& pe
   return grpc::CreateCustomChannel(target, ClientTlsFrom(pems), DialArguments(/*tls=*/true, bulk));
 }
 
+absl::StatusOr<std::shared_ptr<grpc::Channel>> DialAgent(const std::string& target, const TlsFiles& files) {
+  if (absl::StartsWith(target, "unix:")) return Dial(target, files, /*bulk=*/false);
+  absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> credentials = ClientTls(files);
+  if (!credentials.ok()) return credentials.status();
+  grpc::ChannelArguments arguments = ClientArguments(/*tls=*/true);
+  arguments.SetSslTargetNameOverride(kAgentName);
+  // A witness has to be found within its second, not within a back-off.
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kMaxBackoffMs);
+  return grpc::CreateCustomChannel(target, *credentials, arguments);
+}
+
 std::string TlsCommonName(const grpc::ServerContextBase& context) {
   const std::shared_ptr<const grpc::AuthContext> auth = context.auth_context();
   if (auth == nullptr || !auth->IsPeerAuthenticated()) return "";

@@ -20,6 +20,7 @@
 namespace dgxrun {
 
 inline constexpr char kControllerName[] = "dgxrun-controller";
+inline constexpr char kAgentName[] = "dgxrun-agent";  // the same, of agents
 
 struct TlsFiles {
   std::string ca, cert, key;  // PEM paths
@@ -50,6 +51,9 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> Dial(const std::string& target, c
                                                     bool bulk);
 
 std::shared_ptr<grpc::Channel> Dial(const std::string& target, const TlsPems& pems, bool bulk);
+
+// From one agent to another: its certificate must name it an agent.
+absl::StatusOr<std::shared_ptr<grpc::Channel>> DialAgent(const std::string& target, const TlsFiles& files);
 
 // Common name of the client's verified certificate; empty when there is none (unix socket, in process).
 std::string TlsCommonName(const grpc::ServerContextBase& context);
