@@ -24,6 +24,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "agent/driver_files.h"
 
 namespace dgxrun::agent {
 namespace {
@@ -62,6 +63,15 @@ std::string AddressText(const sockaddr* address) {
   return text.data();
 }
 
+absl::StatusOr<std::vector<DriverGpu>> AskDriver(const std::vector<std::string>& pci, bool quick) {
+  // Without a device on the bus it has nothing to say, and NVML would cost its start-up time.
+  if (pci.empty()) return std::vector<DriverGpu>();
+  if (quick) {
+    if (auto gpus = ReadDriverFiles(pci, DriverFiles()); gpus.ok()) return gpus;
+  }
+  return ReadNvml();
+}
+
 std::string CgroupKind(const std::string& parent) {
   struct statfs fs;
   if (parent.empty() || statfs(parent.c_str(), &fs) != 0) return "none";
@@ -83,20 +93,20 @@ std::vector<std::string> NvidiaPciDevices(const std::string& sysfs) {
   return devices;
 }
 
-void FillGpus(const std::vector<std::string>& pci, const absl::StatusOr<std::vector<NvmlGpu>>& nvml,
+void FillGpus(const std::vector<std::string>& pci, const absl::StatusOr<std::vector<DriverGpu>>& driver,
               int declared, v1::Inventory* inventory) {
   inventory->set_pci_gpus(static_cast<uint32_t>(pci.size()));
-  std::vector<NvmlGpu> usable;
-  if (!pci.empty() && !nvml.ok()) {
+  std::vector<DriverGpu> usable;
+  if (!pci.empty() && !driver.ok()) {
     inventory->set_gpu_error(
-        absl::StrCat(pci.size(), " NVIDIA device(s) on the PCI bus, but ", nvml.status().message()));
-  } else if (nvml.ok()) {
-    usable = *nvml;
+        absl::StrCat(pci.size(), " NVIDIA device(s) on the PCI bus, but ", driver.status().message()));
+  } else if (driver.ok()) {
+    usable = *driver;
     std::sort(usable.begin(), usable.end(), [](const auto& a, const auto& b) { return a.pci < b.pci; });
     std::vector<std::string> hidden;
     for (const std::string& device : pci) {
       const bool seen =
-          std::any_of(usable.begin(), usable.end(), [&](const NvmlGpu& g) { return g.pci == device; });
+          std::any_of(usable.begin(), usable.end(), [&](const DriverGpu& g) { return g.pci == device; });
       if (!seen) hidden.push_back(device);
     }
     if (!hidden.empty()) {
@@ -176,9 +186,7 @@ v1::Inventory ReadInventory(const InventoryOptions& options) {
     sysfs = from_env == nullptr || *from_env == '\0' ? "/sys" : from_env;
   }
   const std::vector<std::string> pci = NvidiaPciDevices(sysfs);
-  // Without a device on the bus NVML has nothing to say, and opening it would cost its start-up time.
-  FillGpus(pci, pci.empty() ? absl::StatusOr<std::vector<NvmlGpu>>(std::vector<NvmlGpu>()) : ReadNvml(),
-           options.declared_gpus, &inventory);
+  FillGpus(pci, AskDriver(pci, options.quick), options.declared_gpus, &inventory);
   const std::vector<int> cpus = AllowedCpus();
   inventory.set_allowed_cpus(std::max<uint32_t>(1, static_cast<uint32_t>(cpus.size())));
   inventory.set_allowed_cores(PhysicalCores(sysfs, cpus));

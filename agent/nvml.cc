@@ -59,12 +59,12 @@ struct Library {
   }
 };
 
-absl::StatusOr<NvmlGpu> ReadOne(const Library& nvml, unsigned int index) {
+absl::StatusOr<DriverGpu> ReadOne(const Library& nvml, unsigned int index) {
   Device device = nullptr;
   PciInfo pci{};
   Memory memory{};
   std::array<char, kTextBytes> text{};
-  NvmlGpu gpu;
+  DriverGpu gpu;
   if (int rc = nvml.by_index(index, &device); rc != kSuccess) {
     return nvml.Failed(absl::StrCat("nvmlDeviceGetHandleByIndex(", index, ")").c_str(), rc);
   }
@@ -82,7 +82,7 @@ absl::StatusOr<NvmlGpu> ReadOne(const Library& nvml, unsigned int index) {
 
 }  // namespace
 
-absl::StatusOr<std::vector<NvmlGpu>> ReadNvml(const std::string& path) {
+absl::StatusOr<std::vector<DriverGpu>> ReadNvml(const std::string& path) {
   void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) {
     const char* why = dlerror();
@@ -94,9 +94,9 @@ absl::StatusOr<std::vector<NvmlGpu>> ReadNvml(const std::string& path) {
   const std::unique_ptr<Library, void (*)(Library*)> session(&nvml, [](Library* l) { l->shutdown(); });
   unsigned int count = 0;
   if (int rc = nvml.count(&count); rc != kSuccess) return nvml.Failed("nvmlDeviceGetCount", rc);
-  std::vector<NvmlGpu> gpus;
+  std::vector<DriverGpu> gpus;
   for (unsigned int i = 0; i < count; ++i) {
-    absl::StatusOr<NvmlGpu> gpu = ReadOne(nvml, i);
+    absl::StatusOr<DriverGpu> gpu = ReadOne(nvml, i);
     if (!gpu.ok()) return gpu.status();
     gpus.push_back(*std::move(gpu));
   }

@@ -10,15 +10,16 @@
 
 namespace dgxrun::agent {
 
-struct NvmlGpu {
+// A GPU as the driver shows it.
+struct DriverGpu {
   std::string pci;  // as sysfs writes it: "0000:1b:00.0"
   std::string uuid, model;
-  uint64_t memory_bytes = 0;
+  uint64_t memory_bytes = 0;  // 0: not known
 };
 
 // All devices that this process may use. Errors say which step failed and NVML's own text:
 // "libnvidia-ml.so.1 cannot be opened: ...", "nvmlInit: Driver/library version mismatch".
-absl::StatusOr<std::vector<NvmlGpu>> ReadNvml(const std::string& library = "libnvidia-ml.so.1");
+absl::StatusOr<std::vector<DriverGpu>> ReadNvml(const std::string& library = "libnvidia-ml.so.1");
 
 }  // namespace dgxrun::agent
 

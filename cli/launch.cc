@@ -120,6 +120,7 @@ absl::StatusOr<int> LaunchHere(const LaunchOptions& options, const EnvMap& env, 
   v1::JobSpec* spec = request->mutable_spec();
   agent::InventoryOptions inventory_options;
   inventory_options.cgroup_parent = FindCgroupParent();
+  inventory_options.quick = true;
   const v1::Inventory inventory = agent::ReadInventory(inventory_options);
   bool on_cpu = false;
   if (options.ranks_are_cpus) spec->set_ranks_per_node(inventory.allowed_cpus());

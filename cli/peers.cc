@@ -130,6 +130,7 @@ absl::Status PeersProcess::MakeRequest() {
   v1::JobSpec* spec = request_.mutable_spec();
   agent::InventoryOptions inventory;
   inventory.cgroup_parent = FindCgroupParent();
+  inventory.quick = true;
   inventory_ = agent::ReadInventory(inventory);
   bool on_cpu = false;
   if (options_.ranks_are_cpus) spec->set_ranks_per_node(inventory_.allowed_cpus());

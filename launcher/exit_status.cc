@@ -4,6 +4,7 @@
 #include "proto/signal_names.h"
 
 namespace dgxrun {
+
 v1::ExitStatus ToExitStatus(const ChildEnd& end) {
   v1::ExitStatus exit;
   exit.set_code(end.signal != 0 ? 128 + end.signal : end.exit_code);

@@ -12,9 +12,6 @@ namespace dgxrun {
 // code is what a shell shows: the exit code, or 128 + signal.
 v1::ExitStatus ToExitStatus(const ChildEnd& end);
 
-// "SIGSEGV", "SIGRTMIN+5", "signal 77" for what has no name.
-std::string SignalName(int signal);
-
 // "exited with code 85", "killed by SIGSEGV (core dumped)".
 std::string DescribeExit(const v1::ExitStatus& exit);
 

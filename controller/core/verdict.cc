@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
+#include "proto/signal_names.h"
 
 namespace dgxrun::core {
 namespace {

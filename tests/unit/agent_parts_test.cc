@@ -1,8 +1,10 @@
 // Parts of the agent on real files, sockets and databases.
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <link.h>
 #include <netinet/in.h>
 #include <stdlib.h>
 #include <sys/socket.h>
@@ -22,6 +24,7 @@
 #include <vector>
 
 #include "agent/agent_store.h"
+#include "agent/driver_files.h"
 #include "agent/inventory.h"
 #include "agent/owner_files.h"
 #include "agent/ports.h"
@@ -162,8 +165,8 @@ TEST_F(FolderTest, NvidiaDevicesOfAFakeTree) {
 
 TEST(FillGpusTest, Table) {
   const std::vector<std::string> two = {"0000:1b:00.0", "0000:c1:00.0"};
-  const NvmlGpu a{two[0], "GPU-a", "H200", 1}, b{two[1], "GPU-b", "H200", 1};
-  using Nvml = absl::StatusOr<std::vector<NvmlGpu>>;
+  const DriverGpu a{two[0], "GPU-a", "H200", 1}, b{two[1], "GPU-b", "H200", 1};
+  using Nvml = absl::StatusOr<std::vector<DriverGpu>>;
   struct Case {
     std::vector<std::string> pci;
     Nvml nvml;
@@ -172,13 +175,13 @@ TEST(FillGpusTest, Table) {
     std::string error;
   };
   const std::vector<Case> cases = {
-      {{}, Nvml(std::vector<NvmlGpu>()), -1, 0, ""},
-      {two, Nvml(std::vector<NvmlGpu>{b, a}), -1, 2, ""},
-      {two, Nvml(std::vector<NvmlGpu>{b}), -1, 1, "not 0000:1b:00.0"},
+      {{}, Nvml(std::vector<DriverGpu>()), -1, 0, ""},
+      {two, Nvml(std::vector<DriverGpu>{b, a}), -1, 2, ""},
+      {two, Nvml(std::vector<DriverGpu>{b}), -1, 1, "not 0000:1b:00.0"},
       {two, absl::NotFoundError("no driver"), -1, 0, "no driver"},
       {two, absl::NotFoundError("no driver"), 2, 0, "no driver"},  // declared does not hide it
-      {{}, Nvml(std::vector<NvmlGpu>()), 4, 4, ""},
-      {two, Nvml(std::vector<NvmlGpu>{a, b}), 1, 1, ""},
+      {{}, Nvml(std::vector<DriverGpu>()), 4, 4, ""},
+      {two, Nvml(std::vector<DriverGpu>{a, b}), 1, 1, ""},
   };
   for (const Case& c : cases) {
     v1::Inventory inventory;
@@ -192,6 +195,89 @@ TEST(FillGpusTest, Table) {
       EXPECT_EQ(inventory.gpus(0).uuid(), "GPU-a");  // PCI order
     }
   }
+}
+
+// A tree as of a machine with 2 GPUs; `library`: a real one, under the name of a driver's.
+class DriverFilesTest : public FolderTest {
+ protected:
+  const std::vector<std::string> two_ = {"0000:1b:00.0", "0000:c1:00.0"};
+
+  void SetUp() override {
+    FolderTest::SetUp();
+    Write("sys/module/nvidia/version", "570.86.15\n");
+    Describe(two_[0], "GPU-aaaaaaaa-1111", "0", "No");
+    Describe(two_[1], "GPU-bbbbbbbb-2222", "3", "No");
+    for (const char* node : {"dev/nvidia0", "dev/nvidia3"}) Write(node, "");
+    SetLibrary("libnvidia-ml.so.570.86.15");
+  }
+  void Replace(const std::string& name, const std::string& text) {
+    std::filesystem::remove(dir_ + "/" + name);
+    Write(name, text);
+  }
+  void Describe(const std::string& pci, const std::string& uuid, const std::string& minor,
+                const std::string& excluded) {
+    Replace("proc/driver/nvidia/gpus/" + pci + "/information",
+            "Model: \t\t NVIDIA H200\nIRQ:   \t\t 310\nGPU UUID: \t " + uuid +
+                "\nBus Type: \t PCIe\nDMA Mask: \t 0xfffffffffffff\nBus Location: \t " + pci +
+                "\nDevice Minor: \t " + minor + "\nGPU Excluded:\t " + excluded + "\n");
+  }
+  // Any library that does nothing, under that name.
+  void SetLibrary(const std::string& name) {
+    void* real = dlopen("libdl.so.2", RTLD_LAZY);
+    link_map* map = nullptr;
+    ASSERT_TRUE(real != nullptr && dlinfo(real, RTLD_DI_LINKMAP, &map) == 0);
+    std::filesystem::copy_file(std::filesystem::canonical(map->l_name), dir_ + "/" + name);
+    dlclose(real);
+    std::filesystem::create_symlink(dir_ + "/" + name, dir_ + "/libnvidia-ml.so.1");
+  }
+  absl::StatusOr<std::vector<DriverGpu>> Read() {
+    return ReadDriverFiles(two_, DriverFiles{dir_, dir_ + "/libnvidia-ml.so.1"});
+  }
+  std::vector<std::string> Uuids() {
+    std::vector<std::string> uuids;
+    const auto gpus = Read();
+    if (!gpus.ok()) return {gpus.status().ToString()};
+    for (const DriverGpu& gpu : *gpus) uuids.push_back(gpu.uuid);
+    return uuids;
+  }
+};
+
+TEST_F(DriverFilesTest, AllThatIsUsable) {
+  const auto gpus = Read();
+  ASSERT_TRUE(gpus.ok()) << gpus.status();
+  ASSERT_EQ(gpus->size(), 2u);
+  EXPECT_EQ((*gpus)[1].pci, two_[1]);
+  EXPECT_EQ((*gpus)[1].uuid, "GPU-bbbbbbbb-2222");
+  EXPECT_EQ((*gpus)[1].model, "NVIDIA H200");
+  EXPECT_EQ((*gpus)[1].memory_bytes, 0u);
+}
+
+TEST_F(DriverFilesTest, WhatIsNotForThisProcessIsLeftOut) {
+  std::filesystem::remove(dir_ + "/dev/nvidia3");  // listed, but a container was not given its node
+  EXPECT_THAT(Uuids(), ElementsAre("GPU-aaaaaaaa-1111"));
+  Write("dev/nvidia3", "");
+  Describe(two_[1], "GPU-bbbbbbbb-2222", "3", "Yes");
+  EXPECT_THAT(Uuids(), ElementsAre("GPU-aaaaaaaa-1111"));
+  std::filesystem::remove_all(dir_ + "/proc/driver/nvidia/gpus/" + two_[1]);
+  EXPECT_THAT(Uuids(), ElementsAre("GPU-aaaaaaaa-1111"));
+}
+
+TEST_F(DriverFilesTest, NvmlIsAskedWhereTheFilesDoNotSettleIt) {
+  Describe(two_[1], std::string("GPU-") + std::string(8, '?'), "3", "No");  // nobody has opened it yet
+  EXPECT_FALSE(Read().ok());
+  Describe(two_[1], "", "3", "No");
+  EXPECT_FALSE(Read().ok());
+  Describe(two_[1], "GPU-bbbbbbbb-2222", "", "No");
+  EXPECT_FALSE(Read().ok());
+  Describe(two_[1], "GPU-bbbbbbbb-2222", "3", "No");
+  Replace("sys/module/nvidia/version", "570.90\n");  // the library was upgraded under a driver that is loaded
+  EXPECT_THAT(Read().status().message(), HasSubstr("570.90"));
+  std::filesystem::remove(dir_ + "/sys/module/nvidia/version");
+  EXPECT_TRUE(Read().ok());
+  std::filesystem::remove(dir_ + "/libnvidia-ml.so.1");
+  EXPECT_FALSE(Read().ok());
+  std::filesystem::remove_all(dir_ + "/proc");
+  EXPECT_FALSE(Read().ok());
 }
 
 TEST_F(FolderTest, CoresAreCountedOnce) {

@@ -15,6 +15,7 @@
 #include "launcher/exit_status.h"
 #include "launcher/run_dir.h"
 #include "launcher/shim_channel.h"
+#include "proto/signal_names.h"
 
 namespace dgxrun {
 namespace {
