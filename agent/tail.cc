@@ -10,9 +10,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <deque>
+#include <limits>
 #include <map>
 #include <optional>
 #include <string_view>
@@ -126,6 +128,7 @@ class TailThread final : public TailServer {
 
   void DoStart(const v1::TailRequest& request, bool ended);
   void Open(Tail* tail);
+  void AddSource(Tail* tail, const SourceId& id);
   void AddFile(Tail* tail, const SourceId& id);
   void Queue(Tail* tail, const SourceId& id);
   void Pump(uint64_t id);
@@ -155,7 +158,7 @@ void TailThread::DoStart(const v1::TailRequest& request, bool ended) {
   tail->ended = ended || !request.follow();
   tail->sink = make_sink_(inbox_);
   for (uint32_t rank : request.ranks()) {
-    for (v1::Stream stream : {v1::STREAM_STDOUT, v1::STREAM_STDERR}) tail->sources[{rank, stream}];
+    for (v1::Stream stream : {v1::STREAM_STDOUT, v1::STREAM_STDERR}) AddSource(tail.get(), {rank, stream});
   }
   Tail* started = tail.get();
   tails_[request.tail_id()] = std::move(tail);
@@ -186,8 +189,16 @@ void TailThread::Open(Tail* tail) {
   for (auto& [id, source] : tail->sources) Queue(tail, id);
 }
 
+void TailThread::AddSource(Tail* tail, const SourceId& id) {
+  const auto [it, added] = tail->sources.try_emplace(id);
+  for (const v1::LogPosition& place : tail->request.from()) {
+    if (!added || place.rank() != id.first || place.stream() != id.second) continue;
+    it->second.offset = std::min<uint64_t>(place.offset(), std::numeric_limits<off_t>::max());
+  }
+}
+
 void TailThread::AddFile(Tail* tail, const SourceId& id) {
-  if (tail->request.ranks().empty()) tail->sources[id];
+  if (tail->request.ranks().empty()) AddSource(tail, id);
   Queue(tail, id);
 }
 

@@ -2,7 +2,8 @@
 //
 // One thread ("dgx-tail") with an event loop of its own, since a disk may hang and heartbeats must not.
 // inotify on the attempt's folder says when a file has grown; nothing is polled. Per tail one chunk is on its
-// way at a time, so a slow reader slows reading, not the ranks; between two chunks the files take turns.
+// way at a time, so a slow reader slows reading, not the ranks; between two chunks the files take turns. A
+// file is read from the place that the request names, else from its start.
 //
 // A tail ends when the attempt is over (or `follow` is not set) and every file was read to its end, with a
 // chunk `end` for each (rank, stream); when it is cancelled; or when its sink says that nobody listens. At

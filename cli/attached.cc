@@ -50,7 +50,7 @@ absl::StatusOr<int> AttachedJob::Run(const v1::SubmitRequest& request) {
   }
   console_->ShowRanks(reply->nodes() * per_node, options_.log_all);
   StartWatch();
-  StartLogs(0);
+  StartLogs(0, {});
   return Follow();
 }
 
@@ -70,7 +70,7 @@ int AttachedJob::Join(const v1::JobStatus& status) {
   console_->Notice(Layout(status.nodes_wanted(), per_node, options_.where) + " (job " + job_ + ")");
   console_->ShowRanks(status.nodes_wanted() * per_node, options_.log_all);
   StartWatch();
-  StartLogs(0);
+  StartLogs(0, {});
   return Follow();
 }
 
@@ -213,17 +213,19 @@ void AttachedJob::StartHistory(uint32_t attempt) {
   LogFollower::Options options = LogOptions(attempt);
   options.follow = false;
   // An attempt that has written nothing yet, or cannot be read: the follower that comes next says so.
-  logs_ = std::make_unique<LogFollower>(&loop_, &client_, console_, std::move(options),
-                                        [this, attempt](const absl::Status&) {
-                                          console_->EndHistory();
-                                          loop_.Post([this, attempt] { StartLogs(attempt); });
-                                        });
+  logs_ = std::make_unique<LogFollower>(
+      &loop_, &client_, console_, std::move(options), [this, attempt](const absl::Status&) {
+        console_->EndHistory();
+        loop_.Post([this, attempt, from = logs_->reached()] { StartLogs(attempt, from); });
+      });
   logs_->Start();
 }
 
-void AttachedJob::StartLogs(uint32_t attempt) {
+void AttachedJob::StartLogs(uint32_t attempt, std::vector<v1::LogPosition> from) {
   if (closing_) return;
-  logs_ = std::make_unique<LogFollower>(&loop_, &client_, console_, LogOptions(attempt),
+  LogFollower::Options options = LogOptions(attempt);
+  options.from = std::move(from);
+  logs_ = std::make_unique<LogFollower>(&loop_, &client_, console_, std::move(options),
                                         [this](const absl::Status& status) { OnLogsDone(status); });
   logs_->Start();
 }

@@ -77,7 +77,7 @@ class AttachedJob {
 
   void StartWatch();
   void StartHistory(uint32_t attempt);
-  void StartLogs(uint32_t attempt);
+  void StartLogs(uint32_t attempt, std::vector<v1::LogPosition> from);  // `from`: of it, what was shown
   LogFollower::Options LogOptions(uint32_t attempt) const;
   void OnStatus(const v1::JobStatus& status);
   void OnWatchDone(const grpc::Status& status);

@@ -20,7 +20,9 @@ namespace {
 
 constexpr int kSubmitTries = 3;  // a controller that is being restarted is back within one of them
 
-void SetLimit(grpc::ClientContext* context, absl::Duration limit) {
+// Of every call with a time limit; streams that an event loop reads have none.
+void SetUp(grpc::ClientContext* context, absl::Duration limit) {
+  SayWireVersion(context);
   context->set_deadline(absl::ToChronoTime(absl::Now() + limit));
 }
 
@@ -59,12 +61,6 @@ absl::Status Client::Explain(const grpc::Status& status) const {
         where_, ": its certificate is not of the authority that [tls] ca of the cluster file names; ",
         "is this the right controller, and the right ca?"));
   }
-  if (status.error_code() == grpc::StatusCode::UNAVAILABLE &&
-      absl::StrContains(status.error_message(), "certificate verify failed")) {
-    return absl::UnauthenticatedError(absl::StrCat(
-        where_, ": its certificate is not of the authority that [tls] ca of the cluster file names; ",
-        "is this the right controller, and the right ca?"));
-  }
   if (status.error_code() == grpc::StatusCode::UNAVAILABLE) {
     return absl::UnavailableError(
         absl::StrCat(where_, " cannot be reached: ", Printable(status.error_message())));
@@ -74,7 +70,7 @@ absl::Status Client::Explain(const grpc::Status& status) const {
 
 absl::StatusOr<v1::ControllerInfo> Client::Info() {
   grpc::ClientContext context;
-  SetLimit(&context, kAnswerLimit);
+  SetUp(&context, kAnswerLimit);
   v1::InfoRequest request;
   *request.mutable_version() = OurWireVersion();
   v1::ControllerInfo reply;
@@ -97,7 +93,7 @@ absl::StatusOr<v1::SubmitReply> Client::Submit(const v1::SubmitRequest& request)
   grpc::Status status;
   for (int i = 0; i < kSubmitTries; ++i) {
     grpc::ClientContext context;
-    SetLimit(&context, kSubmitLimit);
+    SetUp(&context, kSubmitLimit);
     context.set_wait_for_ready(i > 0);
     v1::SubmitReply reply;
     status = stub_->Submit(&context, request, &reply);
@@ -109,7 +105,7 @@ absl::StatusOr<v1::SubmitReply> Client::Submit(const v1::SubmitRequest& request)
 
 absl::StatusOr<v1::JobStatus> Client::Status(const std::string& job) {
   grpc::ClientContext context;
-  SetLimit(&context, kAnswerLimit);
+  SetUp(&context, kAnswerLimit);
   v1::StatusRequest request;
   request.set_job(job);
   v1::JobStatus reply;
@@ -120,7 +116,7 @@ absl::StatusOr<v1::JobStatus> Client::Status(const std::string& job) {
 
 absl::StatusOr<std::vector<v1::JobStatus>> Client::Jobs(uint32_t limit) {
   grpc::ClientContext context;
-  SetLimit(&context, kSubmitLimit);
+  SetUp(&context, kSubmitLimit);
   v1::JobsRequest request;
   request.set_limit(limit);
   auto reader = stub_->Jobs(&context, request);
@@ -133,7 +129,7 @@ absl::StatusOr<std::vector<v1::JobStatus>> Client::Jobs(uint32_t limit) {
 
 absl::StatusOr<std::vector<v1::NodeInfo>> Client::Nodes() {
   grpc::ClientContext context;
-  SetLimit(&context, kSubmitLimit);
+  SetUp(&context, kSubmitLimit);
   auto reader = stub_->Nodes(&context, v1::NodesRequest());
   std::vector<v1::NodeInfo> nodes;
   v1::NodeInfo node;
@@ -144,7 +140,7 @@ absl::StatusOr<std::vector<v1::NodeInfo>> Client::Nodes() {
 
 absl::StatusOr<v1::JobStatus> Client::Stop(const v1::StopRequest& request) {
   grpc::ClientContext context;
-  SetLimit(&context, kAnswerLimit);
+  SetUp(&context, kAnswerLimit);
   v1::StopReply reply;
   if (const grpc::Status status = stub_->Stop(&context, request, &reply); !status.ok())
     return Explain(status);
@@ -163,7 +159,7 @@ void Client::StopLater(const v1::StopRequest& request, std::function<void(const 
   };
   auto call = std::make_shared<Call>();
   call->request = request;
-  SetLimit(&call->context, kAnswerLimit);
+  SetUp(&call->context, kAnswerLimit);
   stub_->async()->Stop(&call->context, &call->request, &call->reply,
                        [call, done = std::move(done)](grpc::Status status) { done(status); });
 }
@@ -174,6 +170,7 @@ void Client::StartWatch(const v1::WatchRequest& request, StreamReader<v1::JobSta
         request, [reader](const v1::JobStatus& status) { reader->Take(status, nullptr); },
         [reader](const grpc::Status& status) { reader->End(status); }));
   }
+  SayWireVersion(reader->context());
   stub_->async()->Watch(reader->context(), &request, reader);
   reader->Start();
 }
@@ -187,13 +184,14 @@ void Client::StartLogs(const v1::LogsRequest& request, StreamReader<v1::OutputCh
         },
         [reader](const grpc::Status& status) { reader->End(status); }));
   }
+  SayWireVersion(reader->context());
   stub_->async()->Logs(reader->context(), &request, reader);
   reader->Start();
 }
 
 absl::StatusOr<v1::JobStatus> Client::WaitEnded(const std::string& job, absl::Duration limit) {
   grpc::ClientContext context;
-  SetLimit(&context, limit);
+  SetUp(&context, limit);
   v1::WatchRequest request;
   request.set_job(job);
   auto reader = stub_->Watch(&context, request);

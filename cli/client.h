@@ -3,7 +3,7 @@
 // StopLater, StartWatch, StartLogs).
 //
 // Errors: Unavailable or DeadlineExceeded name the cluster and its address; others are the controller's
-// own line. Unary calls end within kAnswerLimit.
+// own line. Unary calls end within kAnswerLimit. Every call says the version of the wire (metadata).
 #ifndef DGXRUN_CLI_CLIENT_H_
 #define DGXRUN_CLI_CLIENT_H_
 

@@ -32,7 +32,21 @@ LogFollower::LogFollower(EventLoop* loop, Client* client, Console* console, Opti
       console_(console),
       options_(std::move(options)),
       done_(std::move(done)),
-      retry_(options_.give_up) {}
+      retry_(options_.give_up) {
+  for (const v1::LogPosition& place : options_.from) next_[{place.rank(), place.stream()}] = place.offset();
+}
+
+std::vector<v1::LogPosition> LogFollower::reached() const {
+  std::vector<v1::LogPosition> places;
+  for (const auto& [source, offset] : next_) {
+    v1::LogPosition place;
+    place.set_rank(source.first);
+    place.set_stream(source.second);
+    place.set_offset(offset);
+    places.push_back(std::move(place));
+  }
+  return places;
+}
 
 void LogFollower::Start() { Call(); }
 
@@ -49,6 +63,9 @@ void LogFollower::Call() {
   const std::optional<uint32_t> attempt = seen_.has_value() ? seen_ : options_.attempt;
   request.set_has_attempt(attempt.has_value());
   request.set_attempt(attempt.value_or(0));
+  if (attempt.has_value()) {
+    for (v1::LogPosition& place : reached()) *request.add_from() = std::move(place);
+  }
   reader_->Hold(held_);
   client_->StartLogs(request, reader_.get());
 }
@@ -72,7 +89,13 @@ void LogFollower::OnChunk(const v1::OutputChunk& chunk) {
   said_lost_ = false;
   retry_.Ok();
   ++chunks_;
-  seen_ = std::max(seen_.value_or(0), chunk.attempt());
+  const uint32_t before = seen_.value_or(options_.attempt.value_or(chunk.attempt()));
+  if (chunk.attempt() > before) next_.clear();
+  seen_ = std::max(before, chunk.attempt());
+  if (chunk.stream() != v1::STREAM_UNSPECIFIED && chunk.attempt() == *seen_) {
+    uint64_t& next = next_[{chunk.rank(), chunk.stream()}];
+    next = std::max<uint64_t>(next, chunk.offset() + chunk.data().size());
+  }
   if (options_.show_stdout || chunk.stream() == v1::STREAM_STDERR) console_->OnChunk(chunk);
 }
 

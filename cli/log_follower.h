@@ -2,17 +2,20 @@
 // connection breaks.
 //
 // A call that breaks off because the controller is away (UNAVAILABLE) is made again, after a pause that grows
-// from kFirstRetry to kLastRetry, from the first attempt that was not shown whole; what was shown of it is
-// dropped by its offset. When nothing could be had for `give_up`, or for any other error, `done` gets it.
-// Everything happens on the loop's thread. The owner keeps this until running() is false.
+// from kFirstRetry to kLastRetry, for the attempt that was being shown, from the places in its output that
+// were reached; what comes again all the same (an older controller) is dropped by its offset. When nothing
+// could be had for `give_up`, or for any other error, `done` gets it. Everything happens on the loop's
+// thread. The owner keeps this until running() is false.
 #ifndef DGXRUN_CLI_LOG_FOLLOWER_H_
 #define DGXRUN_CLI_LOG_FOLLOWER_H_
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -48,9 +51,10 @@ class LogFollower {
  public:
   struct Options {
     std::string job;
-    std::vector<uint32_t> ranks;      // empty: all
-    std::optional<uint32_t> attempt;  // the first one; without: the current one
-    bool follow = true;               // false: one attempt, as far as it is written now
+    std::vector<uint32_t> ranks;        // empty: all
+    std::optional<uint32_t> attempt;    // the first one; without: the current one
+    std::vector<v1::LogPosition> from;  // of that one: what the console has had
+    bool follow = true;                 // false: one attempt, as far as it is written now
     bool show_stdout = true;
     bool may_be_unknown = false;  // NOT_FOUND too: a controller that begins anew will hear of the job
     absl::Duration give_up = kReconnectLimit;  // zero: a lost connection is an error
@@ -69,6 +73,8 @@ class LogFollower {
   uint64_t chunks() const { return chunks_; }  // that have come
   // The newest attempt of which output has come; nullopt: none has.
   std::optional<uint32_t> attempt() const { return seen_; }
+  // How far its output has come, or where `from` says, if nothing has come.
+  std::vector<v1::LogPosition> reached() const;
 
  private:
   void Call();
@@ -86,6 +92,8 @@ class LogFollower {
   EventLoop::TimerId timer_ = 0;
   int64_t called_ns_ = 0;
   std::optional<uint32_t> seen_;
+  std::map<std::pair<uint32_t, v1::Stream>, uint64_t>
+      next_;  // of seen_, or of the first: offset by rank, stream
   uint64_t chunks_ = 0;
   bool held_ = false;
   bool cancelled_ = false;

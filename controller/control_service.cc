@@ -172,7 +172,9 @@ v1::JobSpec CompleteSpec(const v1::SubmitRequest& request, const core::Caller& c
 absl::StatusOr<core::Caller> ControlService::CallerFor(const grpc::ServerContextBase& context,
                                                        const std::string& job) {
   absl::StatusOr<core::Caller> caller = peers_->CallerOf(context);
-  if (caller.ok() && !job.empty() && !IsValidName(job)) {
+  if (!caller.ok()) return caller;
+  if (absl::Status fits = CheckSaidVersion(context, "dgxrun"); !fits.ok()) return fits;
+  if (!job.empty() && !IsValidName(job)) {
     return absl::InvalidArgumentError(absl::StrCat("\"", absl::CEscape(job), "\" is no job id or name"));
   }
   return caller;

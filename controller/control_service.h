@@ -45,7 +45,7 @@ class ControlService : public v1::Control::CallbackService {
                std::function<void(absl::Status, v1::StopReply)> done);
 
  private:
-  // Who asks, when `job` is a well-formed id, name or nothing.
+  // Who asks, when its wire version fits and `job` is a well-formed id, name or nothing.
   absl::StatusOr<core::Caller> CallerFor(const grpc::ServerContextBase& context, const std::string& job);
   void FinishLater(grpc::ServerUnaryReactor* reactor, absl::Status status);
 

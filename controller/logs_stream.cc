@@ -60,6 +60,9 @@ void LogsRelay::Begin(const absl::StatusOr<v1::JobStatus>& status) {
         absl::StrCat("job ", status->job_id(), " has had no attempt ", request_.attempt(), " yet")));
   }
   attempt_ = request_.has_attempt() ? request_.attempt() : status->attempt();
+  for (const v1::LogPosition& place : request_.from()) {
+    next_offset_[{place.rank(), place.stream()}] = place.offset();
+  }
   if (!request_.follow() || core::IsEnded(status->state())) return OnStatus(*status);
   std::weak_ptr<LogsRelay> weak = shared_from_this();
   watch_ = engine_->WatchJob(JobId(status->job_id()), [weak, loop = loop_](const v1::JobStatus& now) {
@@ -119,7 +122,7 @@ void LogsRelay::AskNodes() {
   const bool over = AttemptOver();
   uint32_t index = 0;
   for (const v1::PlacedNodeName& node : placement->nodes()) {
-    Source source{NodeId(node.node_id()), node.name(), {}};
+    Source source{NodeId(node.node_id()), node.name(), index, {}};
     if (!WantedRanks(index++, &source.ranks)) continue;
     const bool started = std::any_of(
         job_.nodes().begin(), job_.nodes().end(),
@@ -144,6 +147,13 @@ void LogsRelay::Ask(Source source) {
   // Of an attempt that is over the files are complete; the node may have forgotten the job by now.
   request.set_follow(request_.follow() && !AttemptOver());
   *request.mutable_owner() = job_.owner();
+  for (const auto& [stream, offset] : next_offset_) {
+    if (offset == 0 || stream.first / job_.ranks_per_node() != source.index) continue;
+    v1::LogPosition* place = request.add_from();
+    place->set_rank(stream.first);
+    place->set_stream(stream.second);
+    place->set_offset(offset);
+  }
   const uint64_t tail = tails_->Open(source.node, std::move(request), weak_from_this());
   if (tail != 0) {
     flowing_[tail] = std::move(source);

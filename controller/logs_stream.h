@@ -6,7 +6,8 @@
 // an attempt all come before those of the next, and none is passed over, however short it was. Without
 // `follow` there is one attempt, read as far as its files are now.
 //
-// A tail that breaks off is asked for again and what was relayed already is dropped by its offset. A node
+// A tail that breaks off is asked for again from where it was, as is the first attempt from the places that
+// the request names; what was relayed and comes again (from an older agent) is dropped by its offset. A node
 // that stays away is an error chunk that names it; of a node that is lost while its attempt is over nothing
 // more is awaited. A node that holds nothing of an attempt is passed over. The stream ends after the last
 // attempt; when nobody had anything of an attempt that one was asked for by its number, with NOT_FOUND.
@@ -54,6 +55,7 @@ class LogsRelay : public TailReceiver, public std::enable_shared_from_this<LogsR
   struct Source {
     NodeId node;
     std::string name;
+    uint32_t index = 0;           // its place in the attempt
     std::vector<uint32_t> ranks;  // to ask for; empty: all
     absl::Time give_up_at = absl::InfiniteFuture();
   };
@@ -91,7 +93,7 @@ class LogsRelay : public TailReceiver, public std::enable_shared_from_this<LogsR
   std::map<uint64_t, Source> flowing_;
   std::vector<Source> waiting_;  // for the node to come back
   bool retry_armed_ = false;
-  std::map<std::pair<uint32_t, int>, uint64_t> next_offset_;  // of attempt_, by rank, stream
+  std::map<std::pair<uint32_t, v1::Stream>, uint64_t> next_offset_;  // of attempt_, by rank, stream
   std::deque<v1::OutputChunk> queue_;
   size_t queued_bytes_ = 0;
   std::set<uint64_t> held_;  // tails that wait for the queue

@@ -1,6 +1,6 @@
 # wire_proxy: makes an agent or a client and a controller believe that the other is of another release;
-# tests/e2e/test_upgrade.py runs jobs through it.
-add_executable(wire_proxy contract/wire_proxy.cc contract/old_wire.cc)
+# tests/e2e/test_upgrade.py runs jobs through it. Or it only counts what passes (test_operation_counts.py).
+add_executable(wire_proxy contract/wire_proxy.cc contract/old_wire.cc contract/wire_log.cc)
 target_link_libraries(wire_proxy PRIVATE dgxrun_flags dgxrun_rpc CLI11::CLI11 absl::statusor absl::strings)
 set_target_properties(wire_proxy PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
 add_dependencies(tests wire_proxy)

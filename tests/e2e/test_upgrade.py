@@ -120,3 +120,61 @@ def test_a_client_too_far_away_is_refused(cluster, say):
     mode = cluster(old=("client",), say=say, wait=False)
     done = mode.workspace.run("-n", 1, "--no-python", "/bin/true", expect=78, seconds=REFUSED_S)
     assert f"wire version {say}" in done.stderr and "1.1" in done.stderr, done.transcript()
+
+
+@pytest.mark.parametrize("say", ["1.3", "2.0"])
+def test_every_command_of_a_client_too_far_away_is_refused(cluster, say):
+    """Requests that have no field for a version too: the client says it with every call."""
+    mode = cluster(old=("client",), say=say, wait=False)
+    for command in (["status", "x"], ["status"], ["why", "x"], ["logs", "x"], ["logs", "-f", "x"], ["attach", "x"],
+                    ["stop", "x"], ["nodes"]):
+        done = mode.workspace.run(*command, expect=78, seconds=REFUSED_S)
+        assert f"wire version {say}" in done.stderr and "1.1" in done.stderr, done.transcript()
+        assert "upgrade this side" in done.stderr and len(done.stderr.splitlines()) == 1, done.transcript()
+
+
+def test_a_reader_that_was_cut_off_goes_on_where_it_was(cluster):
+    """No byte of the ranks' output passes twice to a client, however often the controller is away; nor does what
+    attach reads first, to show the last lines, come again when it follows."""
+    mode = cluster(old=("client",), say=None)
+    workspace = mode.workspace
+    program = workspace.write(
+        "talk.py",
+        "import os, signal\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])\n"
+        "for part in range(3):\n"
+        "    for n in range(4000):\n"
+        "        print(f'{part} {n:060}')\n"
+        "    print('part', part, 'of', os.environ['RANK'], flush=True)\n"
+        "    signal.sigwait([signal.SIGUSR1])\n",
+    )
+    job = workspace.start(*mode.launch_args(2), "--name", "talk", program)
+    for part in range(3):
+        for rank in range(2):
+            job.wait_line(f"part {part} of {rank}", START_S)
+        if part < 2:
+            mode.daemon_of["controller"].popen.kill()
+            mode.daemon_of["controller"].wait(START_S)
+            mode.start_controller()
+        wait_until(lambda: running(workspace, "talk"), START_S, "the job is known again")
+        if part == 2:
+            late = workspace.start("attach", "talk")
+            for rank in range(2):
+                late.wait_line(f"part 2 of {rank}", START_S)
+        for facts in workspace.ranks("talk").values():
+            os.kill(facts["pid"], signal.SIGUSR1)
+    assert job.wait(START_S) == 0, job.transcript()
+    assert late.wait(START_S) == 0, late.transcript()
+    folders = [node["log_dir"] for node in workspace.status("talk")["nodes"]]
+    written = sum(entry.stat().st_size for folder in folders for entry in os.scandir(folder))
+    passed = sum(size for method, way, _, size in mode.messages() if (method, way) == ("Logs", "reply"))
+    calls = sum(1 for method, way, _, _ in mode.messages() if (method, way) == ("Logs", "request"))
+    assert calls >= 3, "it was cut off twice"
+    assert written > 3 * 2 * 4000 * 60
+    # Each message has some fields beside the bytes; what is sent a second time would be a third of it all at least.
+    assert 2 * written <= passed < 2.1 * written, (written, passed)
+
+
+def running(workspace, job):
+    done = workspace.run("status", job, "--json", expect=None)
+    return done.returncode == 0 and '"running"' in done.stdout and '"pid"' in done.stdout

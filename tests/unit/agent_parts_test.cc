@@ -381,6 +381,7 @@ struct Collected {
   int ends = 0;
   std::string error;
   bool finished = false;
+  std::map<std::pair<uint32_t, int>, uint64_t> from;  // as asked for
 };
 
 class CollectingSink final : public TailSink {
@@ -389,7 +390,8 @@ class CollectingSink final : public TailSink {
   void Write(v1::OutputChunk chunk, std::function<void(bool)> done) override {
     std::lock_guard<std::mutex> lock(into_->mutex);
     std::string& bytes = into_->bytes[std::to_string(chunk.rank()) + "/" + std::to_string(chunk.stream())];
-    EXPECT_EQ(chunk.offset(), bytes.size());
+    const uint64_t from = into_->from[{chunk.rank(), chunk.stream()}];
+    EXPECT_EQ(chunk.offset(), from + bytes.size());
     bytes += chunk.data();
     into_->ends += chunk.end() ? 1 : 0;
     into_->error += chunk.error();
@@ -409,8 +411,15 @@ class CollectingSink final : public TailSink {
 
 class TailTest : public FolderTest {
  protected:
-  void Ask(std::vector<uint32_t> ranks, bool follow, bool ended) {
+  void Ask(std::vector<uint32_t> ranks, bool follow, bool ended, std::map<uint32_t, uint64_t> from = {}) {
     v1::TailRequest request;
+    for (const auto& [rank, offset] : from) {
+      v1::LogPosition* place = request.add_from();
+      place->set_rank(rank);
+      place->set_stream(v1::STREAM_STDOUT);
+      place->set_offset(offset);
+      got_.from[{rank, v1::STREAM_STDOUT}] = offset;
+    }
     request.set_tail_id(1);
     request.set_job_id("c-1");
     for (uint32_t rank : ranks) request.add_ranks(rank);
@@ -456,6 +465,25 @@ TEST_F(TailTest, FollowsFromBeforeTheFolderToTheEnd) {
   ASSERT_TRUE(Await([&] { return got_.finished; }));
   EXPECT_EQ(got_.bytes["1/1"], "abc");
   EXPECT_EQ(got_.ends, 2);
+}
+
+TEST_F(TailTest, GoesOnFromAPlace) {
+  const AttemptKey key{JobId("c-1"), AttemptNo(0)};
+  Write("c-1/attempt_0/rank_0.out", "0123456789");
+  Write("c-1/attempt_0/rank_0.err", "all of it");
+  Write("c-1/attempt_0/rank_1.out", "had");
+  Write("c-1/attempt_0/rank_2.out", "short");
+  Ask({}, true, false, {{0, 7}, {1, 3}, {2, 5000}, {9, 1}});
+  ASSERT_TRUE(Await([&] { return got_.bytes["0/1"] == "789"; }));
+  Write("c-1/attempt_0/rank_0.out", "ab");
+  Write("c-1/attempt_0/rank_1.out", " more");
+  server_->AttemptEnded(key);
+  ASSERT_TRUE(Await([&] { return got_.finished; }));
+  EXPECT_EQ(got_.bytes["0/1"], "789ab");
+  EXPECT_EQ(got_.bytes["0/2"], "all of it");
+  EXPECT_EQ(got_.bytes["1/1"], " more");
+  EXPECT_EQ(got_.bytes["2/1"], "");  // a place behind the end
+  EXPECT_EQ(got_.error, "");
 }
 
 TEST_F(TailTest, SaysThatThereIsNothing) {

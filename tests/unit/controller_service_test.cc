@@ -359,6 +359,67 @@ TEST_F(ServiceTest, WhatIsWrongWithARequestIsNamed) {
   EXPECT_EQ(Status(channel, "none", &status).error_code(), grpc::StatusCode::NOT_FOUND);
 }
 
+template <class Message>
+grpc::Status ReadOut(grpc::ClientReader<Message>* reader) {
+  for (Message message; reader->Read(&message);) {
+  }
+  return reader->Finish();
+}
+
+// Of a client: in its metadata, with every call.
+TEST_F(ServiceTest, EveryCallSaysTheVersionOfTheWire) {
+  Start();
+  const Channel channel = Unix();
+  FakeAgent agent(Unix(true), "node1");
+  agent.Hello();
+  agent.Expect(v1::ControllerMsg::kWelcome);
+  const std::string job = SubmitOk(channel, "key");  // says nothing, as clients before wire 1.2
+  const auto stub = v1::Control::NewStub(channel);
+  using Say = std::function<void(grpc::ClientContext*)>;
+  const auto status = [&](const Say& say) {
+    grpc::ClientContext context;
+    SetDeadline(&context);
+    say(&context);
+    v1::StatusRequest request;
+    request.set_job(job);
+    v1::JobStatus reply;
+    return stub->Status(&context, request, &reply);
+  };
+  const auto streamed = [&](const Say& say, auto call) {
+    grpc::ClientContext context;
+    SetDeadline(&context);
+    say(&context);
+    return ReadOut(call(&context).get());
+  };
+  const auto version = [](const std::string& word) {
+    return [word](grpc::ClientContext* context) { context->AddMetadata(kWireVersionKey, word); };
+  };
+  EXPECT_TRUE(status(SayWireVersion).ok());
+  EXPECT_TRUE(status([](grpc::ClientContext*) {}).ok());
+  EXPECT_EQ(status(version("one")).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(status(version("1")).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  const v1::WireVersion ours = OurWireVersion();
+  const std::string near = absl::StrCat(ours.major(), ".", ours.minor() + 1, " next");
+  const std::string far = absl::StrCat(ours.major(), ".", ours.minor() + 2, " 99.0");
+  EXPECT_TRUE(status(version(near)).ok());
+  EXPECT_TRUE(streamed(version(near), [&](auto* c) { return stub->Jobs(c, v1::JobsRequest()); }).ok());
+  v1::LogsRequest logs;
+  v1::StopReply stopped;
+  grpc::ClientContext stop;
+  SetDeadline(&stop);
+  stop.AddMetadata(kWireVersionKey, far);
+  for (const grpc::Status& refused :
+       {status(version(far)), stub->Stop(&stop, v1::StopRequest(), &stopped),
+        streamed(version(far), [&](auto* c) { return stub->Jobs(c, v1::JobsRequest()); }),
+        streamed(version(far), [&](auto* c) { return stub->Nodes(c, v1::NodesRequest()); }),
+        streamed(version(far), [&](auto* c) { return stub->Watch(c, v1::WatchRequest()); }),
+        streamed(version(far), [&](auto* c) { return stub->Logs(c, logs); })}) {
+    EXPECT_EQ(refused.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+    EXPECT_THAT(refused.error_message(), HasSubstr("99.0"));
+    EXPECT_THAT(refused.error_message(), HasSubstr(ours.release()));
+  }
+}
+
 TEST_F(ServiceTest, ANewStreamOfANodeEndsTheOld) {
   Start();
   FakeAgent first(Unix(), "node1");
@@ -403,8 +464,11 @@ TEST_F(ServiceTest, WatchAndLogsUntilTheEnd) {
   EXPECT_EQ(chunk.node(), "node1");
   // A connection that breaks is asked for again; what was relayed does not come twice.
   broken.Break();
-  tail = agent.Expect(v1::ControllerMsg::kTail).tail().tail_id();
-  Output output(agent);
+  const v1::TailRequest again = agent.ExpectTail();
+  tail = again.tail_id();
+  ASSERT_EQ(again.from_size(), 1);
+  EXPECT_EQ(again.from(0).offset(), 6u);
+  Output output(agent);  // of an older agent, which begins at the start all the same
   EXPECT_TRUE(output.Write(tail, 0, "hello world\n"));
   ASSERT_TRUE(logs->Read(&chunk));
   EXPECT_EQ(chunk.data(), "world\n");
@@ -512,6 +576,38 @@ TEST_F(AttemptsTest, AllOutputOfAnArchivedJobInOrder) {
   }
   ExpectWhole(ReadAll(logs.get()));
   EXPECT_TRUE(logs->Finish().ok());
+}
+
+TEST_F(AttemptsTest, AClientGoesOnWhereItWas) {
+  StartTwo();
+  for (uint32_t attempt = 0; attempt < kAttempts; ++attempt) LiveAttempt(attempt);
+  for (auto& agent : agents_) agent->Expect(v1::ControllerMsg::kForget);
+  v1::LogsRequest request = Follow();
+  request.set_attempt(1);
+  v1::LogPosition* place = request.add_from();
+  place->set_rank(1);
+  place->set_stream(v1::STREAM_STDOUT);
+  place->set_offset(5);
+  auto logs = Logs(request);
+  EXPECT_EQ(agents_[0]->ExpectTail().from_size(), 0);
+  const v1::TailRequest tail = agents_[1]->ExpectTail();
+  ASSERT_EQ(tail.from_size(), 1);  // of the node that has the rank
+  EXPECT_EQ(tail.from(0).rank(), 1u);
+  EXPECT_EQ(tail.from(0).stream(), v1::STREAM_STDOUT);
+  EXPECT_EQ(tail.from(0).offset(), 5u);
+  Output output(*agents_[1]);
+  const std::string text = Text(1, 1);
+  EXPECT_TRUE(output.Write(tail.tail_id(), 0, text.substr(0, 7), false, 1));  // an older agent sends all
+  EXPECT_TRUE(output.Write(tail.tail_id(), 7, text.substr(7), true, 1));
+  v1::OutputChunk chunk;
+  std::string bytes;
+  while (bytes.size() < text.size() - 5 && logs->Read(&chunk)) {
+    EXPECT_EQ(chunk.offset(), 5 + bytes.size());
+    bytes += chunk.data();
+  }
+  EXPECT_EQ(bytes, text.substr(5));
+  context_->TryCancel();
+  logs->Finish();
 }
 
 TEST_F(AttemptsTest, AttemptsThatEndAsSoonAsTheyStartedAreFollowed) {

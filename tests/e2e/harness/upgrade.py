@@ -1,7 +1,8 @@
 """A cluster on one machine in which some speak the wire of another release.
 
 wire_proxy (tests/contract) stands between them and the controller: each side hears only what the other
-release could have said, and its version. `old`: who is behind it: names of nodes, and "client".
+release could have said, and its version. `old`: who is behind it: names of nodes, and "client". Without `say` it
+changes nothing: it writes a line for each message into `wire_log`.
 """
 
 import os
@@ -31,10 +32,10 @@ class UpgradeMode:
         self.controller_socket = os.path.join(workspace.root, "c.sock")
         self.proxy_socket = os.path.join(workspace.root, "p.sock")
         self.daemon_of = {}
-        self.start("controller", "dgxrun-controller", self.write(
-            "controller", f'[controller]\nstate_dir = "{workspace.state}/controller"\n'
-            f'unix_socket = "{self.controller_socket}"\n'))
-        self.daemon_of["controller"].wait_line("listens on", UP_S, stream="stderr")
+        self.wire_log = os.path.join(workspace.out, "wire.log")
+        self.write("controller", f'[controller]\nstate_dir = "{workspace.state}/controller"\n'
+                   f'unix_socket = "{self.controller_socket}"\n')
+        self.start_controller()
         self.start_proxy(say)
         for node in self.node_names:
             self.start_agent(node)
@@ -61,12 +62,24 @@ class UpgradeMode:
         self.daemon_of[who] = running
         return running
 
+    def start_controller(self):
+        self.start("controller", "dgxrun-controller", os.path.join(self.workspace.root, "controller.toml"))
+        self.daemon_of["controller"].wait_line("listens on", UP_S, stream="stderr")
+
     def start_proxy(self, say):
         tests = built_tests(self.workspace)
+        how = ["--wire", os.path.join(tests, "wire_1_0.pb"), "--say", say] if say else []
         proxy = self.start(
             "proxy", os.path.join(tests, "wire_proxy"), "--listen", f"unix:{self.proxy_socket}",
-            "--dial", f"unix:{self.controller_socket}", "--wire", os.path.join(tests, "wire_1_0.pb"), "--say", say)
+            "--dial", f"unix:{self.controller_socket}", "--log", self.wire_log, *how)
         proxy.wait_line("ready", UP_S)
+
+    def messages(self, start=0):
+        """What has passed from an offset of the log on: (method, "request" or "reply", kind, bytes) each."""
+        with open(self.wire_log, encoding="ascii") as file:
+            file.seek(start)
+            return [(method.rpartition("/")[2], way, kind, int(size))
+                    for method, way, kind, size in (line.split() for line in file)]
 
     def start_agent(self, node):
         base = os.path.join(self.workspace.state, node)
