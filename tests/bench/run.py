@@ -5,8 +5,9 @@
 
 Needs python3 and dgxrun's programs; PYTHON is a python that has torch (default: this one), for torchrun and
 for the ranks of the `python -c pass` rows. Without torch, or with --no-torchrun, dgxrun is measured alone.
-The two are run in turn, row by row, so that a machine whose speed drifts is unfair to neither. Quote medians
-and ratios.
+The two are run in turn, row by row, so that a machine whose speed drifts is unfair to neither. Each figure is a
+line on stderr as soon as it is measured; the table comes at the end, also where a run fails or is interrupted. Quote
+medians and ratios.
 
 first  from the start of the command until rank 0 (or the first rank to get there) has done its first thing:
        it writes to a pipe that this program reads
@@ -276,27 +277,43 @@ def timed(bench, *words):
     return time.monotonic() - started
 
 
-def measure_all(bench, rows, tools, repeat, torch_rows):
-    """{(row name, what): {tool: [seconds]}}; nodes come and go within."""
-    values = {}
+class Figures:
+    """{(row name, what): {tool: [seconds]}}, in the order of their first coming."""
 
-    def note(name, what, tool, seconds):
-        values.setdefault((name, what), {}).setdefault(tool, []).append(seconds)
+    def __init__(self, repeat):
+        self.values = {}
+        self.repeat = repeat
 
-    for _ in range(repeat):
-        note("dgxrun dev up, 2 nodes", "exit", "dgxrun", timed(bench, "dev", "up", "-n", 2))
+    def note(self, name, what, tool, seconds):
+        mine = self.values.setdefault((name, what), {}).setdefault(tool, [])
+        mine.append(seconds)
+        print(f"{len(mine)}/{self.repeat}  {name:34}{what:7}{tool:9}{seconds * 1000:10.1f} ms", file=sys.stderr, flush=True)
+
+    def rows(self):
+        rows = []
+        for (name, what), by_tool in self.values.items():
+            row = {"name": name, "what": what, **{tool: summary(v) for tool, v in by_tool.items()}}
+            if "torchrun" in row and "dgxrun" in row:
+                row["ratio"] = row["torchrun"]["median"] / row["dgxrun"]["median"]
+            rows.append(row)
+        return rows
+
+
+def measure_all(bench, rows, tools, figures, torch_rows):
+    """Nodes come and go within."""
+    for _ in range(figures.repeat):
+        figures.note("dgxrun dev up, 2 nodes", "exit", "dgxrun", timed(bench, "dev", "up", "-n", 2))
         try:
             for row in rows:
                 for tool in tools:
                     if tool == "torchrun" and row not in torch_rows:
                         continue
                     for what, seconds in bench.measure(tool, row).items():
-                        note(row.name, what, tool, seconds)
+                        figures.note(row.name, what, tool, seconds)
             bench.run("-n", 2, "-g", 1, "--device", "cpu", "--no-python", *TRUE)  # for the status to tell of
-            note("dgxrun status", "exit", "dgxrun", timed(bench, "status", "--cluster", "dev"))
+            figures.note("dgxrun status", "exit", "dgxrun", timed(bench, "status", "--cluster", "dev"))
         finally:
-            note("dgxrun dev down", "exit", "dgxrun", timed(bench, "dev", "down"))
-    return values
+            figures.note("dgxrun dev down", "exit", "dgxrun", timed(bench, "dev", "down"))
 
 
 def table(result):
@@ -341,18 +358,14 @@ def main():
     torch_rows = [] if torch is None else rows[1:2] if args.smoke else rows
     base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # run folders must be on a tmpfs
     folder = tempfile.mkdtemp(prefix="bench-", dir=base)
+    figures = Figures(1 if args.smoke else args.repeat)
+    result = {"memory": {}}
     try:
         bench = Bench(args, folder)
-        result = {"machine": machine(), "dgxrun": version, "torch": torch}
+        result.update(machine=machine(), dgxrun=version, torch=torch)
         tools = ["dgxrun"] + (["torchrun"] if torch else [])
-        values = measure_all(bench, rows, tools, 1 if args.smoke else args.repeat, torch_rows)
-        result["rows"] = []
-        for (name, what), by_tool in values.items():
-            row = {"name": name, "what": what, **{tool: summary(v) for tool, v in by_tool.items()}}
-            if "torchrun" in row:
-                row["ratio"] = row["torchrun"]["median"] / row["dgxrun"]["median"]
-            result["rows"].append(row)
-        result["memory"] = {"local, 2 ranks": bench.memory(1)}
+        measure_all(bench, rows, tools, figures, torch_rows)
+        result["memory"]["local, 2 ranks"] = bench.memory(1)
         bench.run("dev", "up", "-n", 2)
         try:
             result["memory"]["dev cluster, 2 nodes, 2 ranks"] = bench.memory(2)
@@ -363,10 +376,12 @@ def main():
         raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    if args.json:
-        with open(args.json, "w", encoding="utf-8") as file:
-            json.dump(result, file, indent=1)
-    print(table(result))
+        result["rows"] = figures.rows()
+        if args.json:
+            with open(args.json, "w", encoding="utf-8") as file:
+                json.dump(result, file, indent=1)
+        if result["rows"]:
+            print(table(result))
 
 
 if __name__ == "__main__":
