@@ -10,12 +10,15 @@ from harness.workspace import REPOSITORY
 
 # folder -> (own folders it may include, libraries it may not)
 RULES = {
-    "controller/core": ({"proto", "controller/core"}, ("grpc", "sqlite3", "spdlog", "sys/", "unistd.h", "thread", "fcntl.h")),
-    "controller": ({"proto", "controller", "controller/core", "launcher/base"}, ()),
-    "agent": ({"proto", "agent", "launcher", "launcher/base"}, ()),
+    "controller/core": ({"proto", "controller/core", "launcher/binding"}, ("grpc", "sqlite3", "spdlog", "sys/", "unistd.h", "thread", "fcntl.h")),
+    "controller": ({"proto", "controller", "controller/core", "launcher/base", "launcher/binding"}, ()),
+    "agent": ({"proto", "agent", "launcher", "launcher/base", "launcher/binding", "launcher/topology"}, ()),
     "launcher/base": ({"proto", "launcher/base"}, ("grpc",)),
-    "launcher": ({"proto", "launcher", "launcher/base"}, ("grpc", "spdlog")),
-    "cli": ({"proto", "cli", "agent", "controller", "controller/core", "launcher", "launcher/base"}, ()),
+    # Pure, like the core, which plans by it.
+    "launcher/binding": ({"proto", "launcher/binding"}, ("grpc", "sqlite3", "spdlog", "sys/", "unistd.h", "thread", "fcntl.h", "hwloc")),
+    "launcher/topology": ({"proto", "launcher/base", "launcher/binding", "launcher/topology"}, ("grpc", "spdlog")),
+    "launcher": ({"proto", "launcher", "launcher/base", "launcher/binding"}, ("grpc", "spdlog")),
+    "cli": ({"proto", "cli", "agent", "controller", "controller/core", "launcher", "launcher/base", "launcher/binding", "launcher/topology"}, ()),
     "proto": ({"proto"}, ("spdlog",)),
 }
 # The judge's pure parts (messages and abseil only), by which the core decides too.

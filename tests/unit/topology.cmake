@@ -1,0 +1,3 @@
+dgxrun_test(NAME topology_golden_test SRCS ${CMAKE_CURRENT_LIST_DIR}/topology_golden_test.cc LIBS dgxrun_topology)
+target_compile_definitions(topology_golden_test PRIVATE
+  DGXRUN_SHARED_DEFAULT="${CMAKE_SOURCE_DIR}/../shared" DGXRUN_GOLDEN="${CMAKE_CURRENT_LIST_DIR}/golden/topology")
