@@ -188,6 +188,7 @@ absl::Status EngineImpl::Begin() {
       RecordLog::Open(options_.state_dir + "/log.db", options_.durable);
   if (!log.ok()) return log.status();
   log_ = *std::move(log);
+  if (const std::string cut = log_->CutTail(); !cut.empty()) spdlog::warn("controller: {}", cut);
   absl::Status status = environments_.MakeFolder();
   if (status.ok()) status = Replay();
   if (status.ok()) status = StartController();

@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <sys/vfs.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <optional>
 #include <utility>
@@ -12,6 +13,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "controller/sha256.h"
+#include "controller/wal_check.h"
 #include "sqlite3.h"
 
 namespace dgxrun {
@@ -92,6 +94,7 @@ class SqliteLog : public RecordLog {
   }
 
   absl::Status OpenFile(bool durable);
+  std::string CutTail() const override { return cut_tail_; }
   absl::Status Replay(const std::function<absl::Status(const LogRow&)>& row) override;
   absl::Status Append(const std::vector<LogRow>& rows) override;
   absl::Status Archive(const ArchivedJob& job, const LogRow& last, size_t keep) override;
@@ -126,6 +129,8 @@ class SqliteLog : public RecordLog {
   }
   absl::Status Error(int rc) const;
   absl::Status Execute(const std::string& sql);
+  absl::Status CheckTail();
+  std::string FirstDamage() const;
   absl::Status InsertRow(const LogRow& row, uint64_t archived, int64_t seq);
   absl::StatusOr<int64_t> LastSeq();
   absl::Status InTransaction(const std::function<absl::Status()>& body);
@@ -138,6 +143,7 @@ class SqliteLog : public RecordLog {
   }
 
   const std::string path_;
+  std::string cut_tail_;
   sqlite3* db_ = nullptr;
   std::optional<Statement> insert_, last_seq_;
 };
@@ -158,7 +164,8 @@ absl::Status SqliteLog::Error(int rc) const {
     }
     case SQLITE_CORRUPT:
     case SQLITE_NOTADB:
-      return absl::DataLossError(absl::StrCat(path_, ": is damaged (", why, "); restore it from a backup"));
+      return absl::DataLossError(
+          absl::StrCat(path_, ": is damaged (", why, FirstDamage(), "); restore it from a backup"));
     case SQLITE_READONLY:
     case SQLITE_PERM:
     case SQLITE_CANTOPEN:
@@ -192,6 +199,9 @@ absl::Status SqliteLog::OpenFile(bool durable) {
   int rc = sqlite3_open_v2(path_.c_str(), &db_, SQLITE_OPEN_READWRITE | SQLITE_OPEN_NOMUTEX, nullptr);
   if (rc != SQLITE_OK) return Error(rc);
   sqlite3_extended_result_codes(db_, 1);
+  // Until a replay shows that all is well: to close a database folds its WAL into it and deletes it, damage
+  // included.
+  sqlite3_db_config(db_, SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1, nullptr);
   // EXCLUSIVE before the first access: then the WAL needs no shared memory and nobody else gets in. What is
   // not durable flushes nothing, the change to WAL included.
   absl::Status status =
@@ -201,6 +211,8 @@ absl::Status SqliteLog::OpenFile(bool durable) {
   status = Execute("BEGIN IMMEDIATE");
   if (!status.ok()) return status;
   absl::Cleanup rollback = [this] { sqlite3_exec(db_, "ROLLBACK", nullptr, nullptr, nullptr); };
+  status = CheckTail();
+  if (!status.ok()) return status;
   int64_t format = 0;
   {
     Statement version(db_, "PRAGMA user_version");
@@ -216,8 +228,28 @@ absl::Status SqliteLog::OpenFile(bool durable) {
     if (!status.ok()) return status;
   }
   status = Execute("COMMIT");
-  if (status.ok()) std::move(rollback).Cancel();
-  return status;
+  if (!status.ok()) return status;
+  std::move(rollback).Cancel();
+  return absl::OkStatus();
+}
+
+absl::Status SqliteLog::CheckTail() {
+  absl::StatusOr<TornTail> tail = CheckWal(path_ + "-wal");
+  if (!tail.ok()) return tail.status();
+  if (tail->bytes == 0) return absl::OkStatus();
+  cut_tail_ = absl::StrCat(path_, "-wal: ", tail->bytes, " bytes from offset ", tail->offset,
+                           " on were half written by a crash and are cut off; nothing of them was confirmed");
+  return absl::OkStatus();
+}
+
+// Where it is, if SQLite can tell.
+std::string SqliteLog::FirstDamage() const {
+  if (db_ == nullptr) return "";
+  Statement check(db_, "PRAGMA quick_check(1)");
+  if (check.Step() != SQLITE_ROW) return "";
+  std::string text = check.GetBytes(0);
+  std::replace(text.begin(), text.end(), '\n', ' ');
+  return text == "ok" ? "" : absl::StrCat("; ", text);
 }
 
 absl::Status SqliteLog::Replay(const std::function<absl::Status(const LogRow&)>& row) {
@@ -236,7 +268,9 @@ absl::Status SqliteLog::Replay(const std::function<absl::Status(const LogRow&)>&
       return absl::Status(status.code(), absl::StrCat(path_, ": row ", seq, ": ", status.message()));
     }
   }
-  return rc == SQLITE_DONE ? absl::OkStatus() : Error(rc);
+  if (rc != SQLITE_DONE) return Error(rc);
+  sqlite3_db_config(db_, SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0, nullptr);
+  return absl::OkStatus();
 }
 
 absl::StatusOr<int64_t> SqliteLog::LastSeq() {

@@ -3,8 +3,9 @@
 // until the object ends.
 //
 // Append is one transaction: all rows are durable when it returns OK, and none is in the log otherwise. A
-// tail torn by a crash is dropped by SQLite; a row that was damaged later is found by its checksum and
-// named, since a replay without it would be another history. Not thread-safe: the engine's thread owns it.
+// tail torn by a crash is dropped, and told; a place or a row that was damaged later is found by its checksum
+// and named (wal_check.h), since a replay without it would be another history. Not thread-safe: the engine's
+// thread owns it.
 #ifndef DGXRUN_CONTROLLER_RECORD_LOG_H_
 #define DGXRUN_CONTROLLER_RECORD_LOG_H_
 
@@ -44,6 +45,9 @@ class RecordLog {
   // when another controller holds it, DataLoss when it is damaged, ResourceExhausted when the disk is full.
   static absl::StatusOr<std::unique_ptr<RecordLog>> Open(const std::string& path, bool durable);
   virtual ~RecordLog() = default;
+
+  // A line about what a crash had left half written and Open has cut off; empty: nothing.
+  virtual std::string CutTail() const = 0;
 
   // Calls `row` for each row from the first to the last; an error of `row` ends the replay.
   virtual absl::Status Replay(const std::function<absl::Status(const LogRow&)>& row) = 0;
