@@ -33,8 +33,6 @@ void Outbox::Send(const core::SendToNode& message) {
   switch (message.kind) {
     case Kind::kHeartbeatAnswer:
     case Kind::kAck:
-      // Numbered: the same number twice says nothing new, but costs less than remembering it.
-      break;
     case Kind::kWelcome:
     case Kind::kRefuse:
     case Kind::kStop:

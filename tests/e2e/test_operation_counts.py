@@ -15,6 +15,7 @@ import time
 import pytest
 
 from harness.process import descendants, executable
+from harness.upgrade import UpgradeMode
 from harness.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(shutil.which("strace") is None, reason="no strace on this machine")
@@ -30,13 +31,24 @@ MAX_THREADS = 8
 MAX_CALLS, MAX_CALLS_PER_RANK = 1750, 280
 # Files that are taken away: sockets, temporaries, the run folder. Each rank has none of its own but its logs.
 MAX_UNLINKS, MAX_UNLINKS_PER_RANK = 60, 4
-# Flushes that a launch of 2 nodes takes: 32 today. The controller: the environment (file and folder), and a commit
-# each for what it decides; what comes while one is written shares the next. An agent: the highest attempt, and
-# each report, stored and dropped.
-MAX_CLUSTER_FLUSHES = 44
-# What daemons and client send for a launch of 2 nodes: 102 today. Each message of the agents' streams, HTTP/2's own
-# frames, the client's calls, heartbeats meanwhile.
-MAX_CLUSTER_SENDS = 160
+# What the daemons of 2 nodes do for a launch, and what a restart adds.
+# Flushes (32 and 28 today): the controller's for the environment (file and folder), and a commit each for what it
+# decides; what comes while one is written shares the next. An agent's for the highest attempt, and for each report,
+# stored and dropped. Sends (94 and 90): each message of the agents' streams, HTTP/2's own frames, the client's calls,
+# heartbeats meanwhile. All calls (3,000 and 3,000): with those that threads of gRPC wake each other with, which
+# depends on the machine.
+MAX_IN_A_CLUSTER = {"flushes": (44, 36), "sends": (160, 140), "calls": (6000, 5000)}
+# Kind of message, how many a launch on 2 nodes takes, and how many a restart adds.
+EXACT_MESSAGES = [
+    ("prepare", 2, 2), ("report.prepared", 2, 2), ("launch", 2, 2), ("report.started", 2, 2), ("report.exited", 2, 2),
+    ("report.gone", 2, 2), ("forget", 2, 0), ("tail", 2, 2), ("tail_cancel", 0, 0), ("hello", 0, 0), ("welcome", 0, 0),
+]
+MAX_STATUS_MESSAGES = 10  # placed, 2 prepared, launched, 2 started, 2 exited, gone, ended
+KNOWN_MESSAGES = {
+    *((method, way, "-") for method in ("Info", "Submit", "Watch", "Logs", "Output") for way in ("request", "reply")),
+    *(("Connect", "request", kind) for kind in ("heartbeat", "report.prepared", "report.started", "report.exited", "report.gone")),
+    *(("Connect", "reply", kind) for kind in ("answer", "ack", "prepare", "launch", "stop", "forget", "tail", "committee")),
+}
 # Wakeups of all threads of a process in a minute while its job runs and nothing happens. An agent says a heartbeat a
 # second, which passes three threads in the process of a local job; the engine's clock ticks four times a second.
 # Over gRPC a message wakes several of its threads (seen: 1,400 a minute in an agent), and its timers tick.
@@ -48,7 +60,10 @@ FORKS = ("clone", "clone3", "fork", "vfork")
 FLUSHES = ("fsync", "fdatasync", "sync_file_range", "syncfs", "sync")
 CALL = re.compile(r"^(\d+) +([a-z_0-9]+)\(")
 LOADED = "prlimit64"  # the C library's first call once all libraries are in
-FAIL_ONCE = 'if [ "$TORCHELASTIC_RESTART_COUNT$RANK" = 00 ]; then exit 1; fi'
+# Rank 0 fails once, when rank 1 has started: one that is told to stop before its exec does less.
+FAIL_ONCE = ('if [ "$TORCHELASTIC_RESTART_COUNT" = 0 ]; then '
+             'if [ "$RANK" = 0 ]; then read _ < meet; exit 1; else echo > meet; fi; fi')
+WAIT_ONCE = '; if [ "$TORCHELASTIC_RESTART_COUNT" = 0 ]; then exec sleep 1000; fi'  # the others, until they are stopped
 
 
 class Counts:
@@ -119,6 +134,7 @@ def test_local_launch(launches):
 
 
 def test_local_restart(workspace):
+    os.mkfifo(workspace.path("meet"))
     program = ["--no-python", "/bin/sh", "-c", FAIL_ONCE]
     ranks = 2
     once = traced(workspace, "once", "-g", ranks, "--device", "cpu", "--max-restarts", 0, *program, expect=1)
@@ -129,29 +145,88 @@ def test_local_restart(workspace):
     assert twice.total() - once.total() <= MAX_CALLS + MAX_CALLS_PER_RANK * ranks
 
 
-def test_cluster_launch(workspace):
-    """2 nodes, a rank each; strace follows the daemons of the dev cluster."""
+@pytest.fixture
+def traced_cluster(workspace):
+    """A dev cluster of 2 nodes; strace follows its daemons. Gives what a command made all of them do."""
     log = os.path.join(workspace.out, "cluster.strace")
     with subprocess.Popen(
-        ["strace", "-f", "-qq", "-s", "0", "-o", log, "-e",
-         "trace=" + ",".join((*FORKS, *FLUSHES, LOADED, "execve", "sendmsg", "connect")), "--seccomp-bpf",
-         *workspace.dgxrun_argv(["dev", "up", "-n", "2"])],
+        ["strace", "-f", "-qq", "-s", "0", "-o", log, *workspace.dgxrun_argv(["dev", "up", "-n", "2"])],
         env=workspace.env, cwd=workspace.cwd, stdin=subprocess.DEVNULL,
     ) as strace:
         try:
             wait_until(lambda: nodes_up(workspace) == 2, 30, "a dev cluster of 2 nodes")
-            for attempt in range(2):  # the first one also pays for first times
+
+            def count(*args):
                 start = os.path.getsize(log)
-                workspace.run("-n", 2, "-g", 1, "--no-python", "/bin/true")
-                counts = Counts(log, start)
-                assert counts.of("execve") == 2 * (1 + 1), attempt  # a shim and a rank per node
-                assert counts.of(*FORKS) == 2 * (SUPERVISORS - 1 + 1), attempt  # no janitor
-                assert 0 < counts.of(*FLUSHES) <= MAX_CLUSTER_FLUSHES, attempt
-                assert counts.of("sendmsg") <= MAX_CLUSTER_SENDS, attempt
-                assert counts.internet == 0
+                workspace.run("-n", 2, "-g", 1, *args)
+                return Counts(log, start)
+
+            yield count
         finally:
             workspace.run("dev", "down")
             strace.wait(timeout=30)
+
+
+def test_cluster_launch_and_restart(workspace, traced_cluster):
+    """2 nodes, a rank each."""
+    os.mkfifo(workspace.path("meet"))
+    launch = ["--no-python", "/bin/true"]
+    restart = ["--max-restarts", 1, "--no-python", "/bin/sh", "-c", FAIL_ONCE]
+    traced_cluster(*launch)  # pays for first times
+    once = traced_cluster(*launch)
+    twice = traced_cluster(*restart)
+    for attempts, counts in ((1, once), (2, twice)):
+        assert counts.of("execve") == attempts * 2 * (1 + 1)  # a shim and a rank per node
+        assert counts.of(*FORKS) == attempts * 2 * (SUPERVISORS - 1 + 1)  # no janitor
+        assert counts.internet == 0
+    for what, of_launch, of_both in (("flushes", once.of(*FLUSHES), twice.of(*FLUSHES)),
+                                     ("sends", once.of("sendmsg"), twice.of("sendmsg")),
+                                     ("calls", once.total(), twice.total())):
+        print(what, of_launch, of_both - of_launch)
+        assert 0 < of_launch <= MAX_IN_A_CLUSTER[what][0], what
+        assert 0 < of_both - of_launch <= MAX_IN_A_CLUSTER[what][1], what
+
+
+class Messages(collections.Counter):
+    """What passed between the controller and two agents and a client, by method, direction and kind."""
+
+    def of(self, kind):
+        return sum(count for (_, _, of), count in self.items() if of == kind)
+
+
+def test_cluster_messages(workspace, leaks):
+    """By kind: of a launch, and of a restart beside it. 2 nodes, a rank each."""
+    os.mkfifo(workspace.path("meet"))
+    mode = UpgradeMode(workspace, say=None)
+    try:
+        def run(*args):
+            start = os.path.getsize(mode.wire_log)
+            workspace.run("-n", 2, "-g", 1, *args)
+            # The last of a job, to the client and to each node, may still be under way when the client ends.
+            seen = lambda: Messages(message[:3] for message in mode.messages(start))  # noqa: E731
+            wait_until(lambda: seen().of("forget") == 2, 10, "both nodes are told to forget the job")
+            return seen()
+
+        once = run("--no-python", "/bin/true")
+        twice = run("--max-restarts", 1, "--no-python", "/bin/sh", "-c", FAIL_ONCE + WAIT_ONCE)
+    finally:
+        mode.close()
+    for kind, launch, restart in EXACT_MESSAGES:
+        assert (once.of(kind), twice.of(kind)) == (launch, launch + restart), (kind, once, twice)
+    assert once.of("stop") == 0 and 1 <= twice.of("stop") <= 2, twice  # a node whose ranks are gone needs none
+    reports = ("report.prepared", "report.started", "report.exited", "report.gone")
+    for counts, attempts in ((once, 1), (twice, 2)):
+        assert counts.of("ack") <= sum(map(counts.of, reports)), counts
+        # One may have come before the count began.
+        assert counts.of("answer") <= counts.of("heartbeat") + 2, counts
+        for method in ("Info", "Submit", "Watch", "Logs"):
+            assert counts[method, "request", "-"] == 1, (method, counts)
+        assert counts["Submit", "reply", "-"] == 1
+        # Each change of a job's status is said at most once; changes that come together are one.
+        assert counts["Watch", "reply", "-"] <= attempts * MAX_STATUS_MESSAGES, counts
+        # A tail per node and attempt, with one chunk for each of its rank's two files, which are empty.
+        assert counts["Output", "request", "-"] == counts["Logs", "reply", "-"] == attempts * 2 * 2, counts
+    assert set(once) | set(twice) <= KNOWN_MESSAGES, set(once) | set(twice)
 
 
 def nodes_up(workspace):
