@@ -46,7 +46,10 @@ std::optional<v1::ShimFinal> ReadLeft(const std::string& dir) {
 }  // namespace
 
 ShimClient::ShimClient(EventLoop* loop, FileTasks* tasks, ShimClientOptions options, Events events)
-    : loop_(loop), tasks_(tasks), options_(std::move(options)), events_(std::move(events)) {}
+    : loop_(loop), tasks_(tasks), options_(std::move(options)), events_(std::move(events)) {
+  // Left by agents that nobody starts again, like those of local jobs.
+  RemoveAbandonedCgroups(options_.cgroup_parent);
+}
 
 ShimClient::~ShimClient() {
   for (auto& [key, shim] : shims_) {

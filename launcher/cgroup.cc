@@ -8,6 +8,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
 #include <unistd.h>
@@ -29,6 +30,8 @@ namespace {
 
 // A freezer that does not freeze at once (a vfork parent waits for a child outside) is killed unfrozen.
 constexpr int kFreezeReads = 20;
+// A sweeper may remove a folder before its maker holds it, but finds it held the next time.
+constexpr int kMakeTries = 3;
 
 absl::Status WriteControl(const std::string& path, const std::string& text) {
   UniqueFd fd(open(path.c_str(), O_WRONLY | O_CLOEXEC));
@@ -76,6 +79,24 @@ std::optional<bool> IsV2(const std::string& path) {
 bool NameIsOurs(const std::string& path) {
   const size_t slash = path.rfind('/');
   return slash != std::string::npos && absl::StartsWith(path.substr(slash + 1), kCgroupPrefix);
+}
+
+// The folder, flocked; invalid when another holds it, or when it was removed meanwhile.
+UniqueFd Hold(const std::string& path, int how) {
+  UniqueFd fd(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  struct stat held, there;
+  if (!fd.valid() || flock(fd.get(), how | LOCK_NB) != 0) return UniqueFd();
+  if (fstat(fd.get(), &held) != 0 || stat(path.c_str(), &there) != 0 || held.st_ino != there.st_ino)
+    return UniqueFd();
+  return fd;
+}
+
+absl::Status MakeFolder(const std::string& path) {
+  if (mkdir(path.c_str(), 0755) == 0) return absl::OkStatus();
+  if (errno != EEXIST) return absl::ErrnoToStatus(errno, absl::StrCat("mkdir ", path));
+  // An empty one was left by a crash.
+  if (RemoveTree(path) == 0 && mkdir(path.c_str(), 0755) == 0) return absl::OkStatus();
+  return absl::AlreadyExistsError(absl::StrCat(path, " exists"));
 }
 
 // Whether a cgroup can be made here and a process of ours moved into it.
@@ -150,16 +171,30 @@ std::string CgroupPathOf(const std::string& parent, const std::string& job_id, u
   return absl::StrCat(parent, "/", kCgroupPrefix, job_id, ".", attempt, ".", node);
 }
 
+int RemoveAbandonedCgroups(const std::string& parent) {
+  if (parent.empty()) return 0;
+  int removed = 0;
+  for (const std::string& folder : Subfolders(parent)) {
+    if (!NameIsOurs(folder)) continue;
+    const UniqueFd hold = Hold(folder, LOCK_EX);
+    if (!hold.valid()) continue;
+    absl::StatusOr<Cgroup> cgroup = Cgroup::Adopt(folder);
+    if (cgroup.ok() && cgroup->Empty() && cgroup->Remove().ok()) ++removed;
+  }
+  return removed;
+}
+
 absl::StatusOr<Cgroup> Cgroup::Make(const std::string& path) {
   if (!NameIsOurs(path)) return absl::InvalidArgumentError(absl::StrCat(path, " is no name of ours"));
-  if (mkdir(path.c_str(), 0755) != 0) {
-    // An empty one was left by a crash.
-    if (errno != EEXIST) return absl::ErrnoToStatus(errno, absl::StrCat("mkdir ", path));
-    if (RemoveTree(path) != 0 || mkdir(path.c_str(), 0755) != 0) {
-      return absl::AlreadyExistsError(absl::StrCat(path, " exists"));
-    }
+  UniqueFd hold;
+  for (int i = 0; i < kMakeTries && !hold.valid(); ++i) {
+    if (absl::Status status = MakeFolder(path); !status.ok()) return status;
+    hold = Hold(path, LOCK_SH);
   }
-  return Adopt(path);
+  // Not held, where the file system has no flock: no worse than with none.
+  absl::StatusOr<Cgroup> cgroup = Adopt(path);
+  if (cgroup.ok()) cgroup->hold_ = std::move(hold);
+  return cgroup;
 }
 
 absl::StatusOr<Cgroup> Cgroup::Adopt(const std::string& path) {

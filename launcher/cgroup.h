@@ -3,6 +3,10 @@
 //
 // v2 (also the controller-less mount of a hybrid system) is preferred: cgroup.kill ends all members at
 // once. With a v1 freezer: freeze, kill, thaw. Neither is ever done to a cgroup that we did not make.
+//
+// Who made one holds a shared flock on its folder, for as long as it lives. So a cgroup that is empty because
+// its ranks come later, or have just ended, differs from one whose shim and guard were both killed: nobody
+// else would ever remove that.
 #ifndef DGXRUN_LAUNCHER_CGROUP_H_
 #define DGXRUN_LAUNCHER_CGROUP_H_
 
@@ -14,6 +18,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "launcher/base/unique_fd.h"
 
 namespace dgxrun {
 
@@ -31,9 +36,13 @@ std::string CgroupKind(const std::string& parent);
 std::string CgroupPathOf(const std::string& parent, const std::string& job_id, uint32_t attempt,
                          const std::string& mark);
 
+// Removes the empty cgroups of ours below `parent` that no process holds; returns how many. For an agent that
+// starts: those of attempts that it knows are swept besides, with what still lives in them.
+int RemoveAbandonedCgroups(const std::string& parent);
+
 class Cgroup {
  public:
-  // Makes the folder. AlreadyExists when a living one has the name.
+  // Makes the folder and holds it. AlreadyExists when a living one has the name.
   static absl::StatusOr<Cgroup> Make(const std::string& path);
   // One that an earlier process of ours made; InvalidArgument when the name is none of ours.
   static absl::StatusOr<Cgroup> Adopt(const std::string& path);
@@ -56,6 +65,7 @@ class Cgroup {
 
   std::string path_;
   bool v2_;
+  UniqueFd hold_;  // of the maker
 };
 
 }  // namespace dgxrun

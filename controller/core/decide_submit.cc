@@ -25,7 +25,7 @@ bool AddsToWish(const Job& job, const StopJob& input) {
 
 void DecideSubmit(Draft* draft, const SubmitJob& input) {
   auto answer = [&](absl::Status status, JobId job) {
-    draft->AddAnswer(input.request, status, std::move(job));
+    draft->AddAnswer(input.request, std::move(status), std::move(job));
   };
   if (absl::Status allowed = Authorize(input.caller, Verb::kSubmit, nullptr); !allowed.ok()) {
     return answer(allowed, JobId());
@@ -60,7 +60,7 @@ void DecideSubmit(Draft* draft, const SubmitJob& input) {
 }
 
 void DecideStop(Draft* draft, const StopJob& input) {
-  auto answer = [&](absl::Status status) { draft->AddAnswer(input.request, status, input.job); };
+  auto answer = [&](absl::Status status) { draft->AddAnswer(input.request, std::move(status), input.job); };
   const Job* job = FindJobById(draft->state(), input.job);
   if (job == nullptr) return answer(absl::NotFoundError(absl::StrCat("no job '", input.job.str(), "'")));
   if (absl::Status allowed = Authorize(input.caller, Verb::kStop, &job->spec.owner()); !allowed.ok()) {

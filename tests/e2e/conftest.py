@@ -15,7 +15,7 @@ import pytest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from harness import modes  # noqa: E402
+from harness import cgroups, modes  # noqa: E402
 from harness.leaks import LeakChecker  # noqa: E402
 from harness.process import become_subreaper, descendants, process, reap_strays  # noqa: E402
 from harness.workspace import Workspace  # noqa: E402
@@ -34,7 +34,13 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(scope="session")
-def session_dir():
+def session_jobs():
+    """Ids of the jobs of the tests so far, whose folders are gone."""
+    return set()
+
+
+@pytest.fixture(scope="session")
+def session_dir(session_jobs):
     """(token, folder) of this pytest; the folder is on a tmpfs, as run folders must be."""
     token = "dgxe2e-" + secrets.token_hex(4)
     base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
@@ -45,9 +51,13 @@ def session_dir():
         stdin=subprocess.PIPE, start_new_session=True,
     )
     yield token, folder, process(janitor.pid)
+    session_jobs.update(cgroups.job_ids(folder))
+    left = cgroups.cgroups(session_jobs)
+    cgroups.remove(left)
     shutil.rmtree(folder, ignore_errors=True)
     janitor.stdin.close()
     janitor.wait(timeout=60)
+    assert not left, f"cgroups of this session's jobs were left: {left}"
 
 
 @pytest.fixture
@@ -59,7 +69,7 @@ def workspace(session_dir):
 
 
 @pytest.fixture
-def leaks(workspace, session_dir):
+def leaks(workspace, session_dir, session_jobs):
     """Made before any cluster, checked after it is down: the last word of every test."""
     checker = LeakChecker(workspace, {session_dir[2], *descendants()})
     yield checker
@@ -74,6 +84,10 @@ def leaks(workspace, session_dir):
                 except ProcessLookupError:
                     pass
         reap_strays(set())
+        # Of a test that failed: its shims were killed just now and remove nothing.
+        jobs = cgroups.job_ids(workspace.root)
+        session_jobs.update(jobs)
+        cgroups.remove(cgroups.cgroups(jobs))
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@ fence): no rank, no grandchild, no cgroup, no socket, no port."""
 
 import json
 import os
+import shutil
 import signal
 import time
 
@@ -10,7 +11,7 @@ import pytest
 
 from harness.modes import PROMPT_S, ancestry
 from harness.leaks import port_is_free
-from harness.process import process, wait_gone
+from harness.process import descendants, process, wait_gone
 from harness.waiting import wait_until
 from harness.workspace import RANKS
 
@@ -173,3 +174,24 @@ def test_after_sigkill_of_shim_and_guard_dgxrun_cleans_up(local):
     os.kill(guard.pid, signal.SIGKILL)
     assert job.wait(START_S) == 70, job.transcript()
     assert os.listdir(local.workspace.env["DGXRUN_RUN_DIR"]) == []
+
+
+@pytest.mark.parametrize("mode", ["local", "net"], indirect=True)
+def test_the_next_agent_removes_what_nobody_else_can(mode, leaks):
+    """The agent, its shim, its guard and its ranks are killed at once. The agent of the next local job knows nothing of
+    this one; an agent of a cluster that is started again does."""
+    job = Job(mode, leaks, "wait")
+    _, _, agent = ancestry(job.rank_pids[1])
+    everything = [agent, *descendants(agent.pid)]
+    for number in (signal.SIGSTOP, signal.SIGKILL):  # stopped first: none sees the end of another
+        for one in everything:
+            os.kill(one.pid, number)
+    wait_gone(everything, PROMPT_S)
+    if mode.name == "local":
+        shutil.rmtree(mode.workspace.run_dir)
+        os.mkdir(mode.workspace.run_dir, mode=0o700)
+        mode.workspace.run(*mode.launch_args(1), "--no-python", "true")
+        job.check_gone(None)
+    else:
+        mode.start_agent("node2")
+        job.check_gone(None, seconds=mode.fence_s, end_seconds=mode.fenced_s)

@@ -6,11 +6,13 @@
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "absl/strings/str_cat.h"
 #include "dgxrun/v1/shim.pb.h"
 #include "launcher/base/event_loop.h"
+#include "launcher/base/sys.h"
 #include "launcher/cgroup.h"
 #include "launcher/exit_status.h"
 #include "launcher/run_dir.h"
@@ -187,6 +189,55 @@ TEST(CgroupTest, OnlyNamesOfOursAreTouched) {
   EXPECT_EQ(Cgroup::Adopt("/tmp/dgxrun-x").status().code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(CgroupPathOf("/p", "ab-3", 2, "0123456789-x:ab-3.2"), "/p/dgxrun-ab-3.2.01234567");
   EXPECT_EQ(CgroupKind(""), "none");
+}
+
+// Others may sweep the same parent meanwhile, so an abandoned one is only said to be gone in the end.
+TEST(CgroupTest, AbandonedOnesAreRemoved) {
+  const std::string parent = FindCgroupParent();
+  const std::string path = absl::StrCat(parent, "/dgxrun-test-abandoned-", getpid());
+  EXPECT_EQ(RemoveAbandonedCgroups(""), 0);
+  if (parent.empty()) {
+    EXPECT_FALSE(Cgroup::Make(path).ok());  // no cgroups on this machine
+    return;
+  }
+  {
+    absl::StatusOr<Cgroup> held = Cgroup::Make(path);
+    ASSERT_TRUE(held.ok()) << held.status();
+    RemoveAbandonedCgroups(parent);
+    EXPECT_EQ(access(path.c_str(), F_OK), 0) << "its maker lives";
+  }
+  RemoveAbandonedCgroups(parent);
+  EXPECT_NE(access(path.c_str(), F_OK), 0) << "nobody holds it";
+}
+
+TEST(CgroupTest, AbandonedOnesWithMembersStay) {
+  const std::string parent = FindCgroupParent();
+  if (parent.empty()) {
+    EXPECT_EQ(CgroupKind(parent), "none");
+    return;
+  }
+  const std::string path = absl::StrCat(parent, "/dgxrun-test-members-", getpid());
+  RealSys sys;
+  int ends[2];
+  ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
+  UniqueFd theirs(ends[0]), ours(ends[1]);
+  absl::StatusOr<pid_t> member = sys.Fork([&] {
+    ours.Reset();
+    char byte;
+    _exit(read(theirs.get(), &byte, 1) == 0 ? 0 : 1);
+  });
+  ASSERT_TRUE(member.ok()) << member.status();
+  {
+    absl::StatusOr<Cgroup> cgroup = Cgroup::Make(path);
+    ASSERT_TRUE(cgroup.ok()) << cgroup.status();
+    EXPECT_TRUE(cgroup->Add(*member).ok());
+  }
+  RemoveAbandonedCgroups(parent);
+  EXPECT_EQ(access(path.c_str(), F_OK), 0);
+  ours.Reset();
+  EXPECT_EQ(waitpid(*member, nullptr, 0), *member);
+  RemoveAbandonedCgroups(parent);
+  EXPECT_NE(access(path.c_str(), F_OK), 0);
 }
 
 TEST(CgroupTest, TheEnvironmentForbidsThem) {

@@ -1,14 +1,16 @@
 """Cleans up after a pytest that was killed: python janitor.py TOKEN FOLDER
 
 Reads its standard input until the end, which comes when pytest is gone. If FOLDER is still there then,
-kills every process that carries TOKEN in its environment or command line, removes the cgroups that those
-processes were in if dgxrun made them, and FOLDER.
+kills every process that carries TOKEN in its environment or command line, removes the cgroups of the jobs that
+have a log folder below FOLDER, with what still lives in them, and FOLDER.
 """
 
 import os
 import shutil
 import signal
 import sys
+
+import cgroups
 
 ROUNDS = 200  # a process may fork while it is being killed; each round takes some milliseconds
 
@@ -28,18 +30,6 @@ def carriers(token):
             yield int(name)
 
 
-def cgroups_of(pid):
-    try:
-        with open(f"/proc/{pid}/cgroup", encoding="utf-8") as file:
-            paths = [line.rstrip("\n").split(":", 2) for line in file]
-    except OSError:
-        return
-    for _, controllers, path in paths:
-        if os.path.basename(path).startswith("dgxrun-"):
-            for root in ("/sys/fs/cgroup", "/sys/fs/cgroup/unified", f"/sys/fs/cgroup/{controllers}"):
-                yield root + path
-
-
 def main():
     token, folder = sys.argv[1].encode(), sys.argv[2]
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -47,22 +37,17 @@ def main():
     sys.stdin.buffer.read()
     if not os.path.exists(folder):
         return
-    cgroups = set()
     for _ in range(ROUNDS):
         found = list(carriers(token))
         if not found:
             break
         for pid in found:
-            cgroups.update(cgroups_of(pid))
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 pass
-    for path in cgroups:
-        try:
-            os.rmdir(path)
-        except OSError:
-            pass
+    # Shims and guards were killed with the rest, so nobody else removes these.
+    cgroups.remove(cgroups.cgroups(cgroups.job_ids(folder)))
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -1,35 +1,12 @@
 """Looks for what a job or a whole test left behind."""
 
 import os
-import re
 import stat as stat_bits
 
+from harness.cgroups import cgroups, job_ids
 from harness.process import descendants, describe, reap_strays
 from harness.waiting import wait_until
 from harness.workspace import check_output
-
-CGROUP_ROOT = "/sys/fs/cgroup"
-
-
-_JOB_ID = re.compile(r"[0-9a-f]{6}-[0-9]+")
-
-
-def job_ids(folder):
-    """Ids of all jobs that ran with their files below this folder: their log folders stay."""
-    found = set()
-    for _, names, _ in os.walk(folder):
-        found.update(name for name in names if _JOB_ID.fullmatch(name))
-    return found
-
-
-def cgroups(jobs):
-    """The cgroups that dgxrun made for these jobs."""
-    found = set()
-    for folder, names, _ in os.walk(CGROUP_ROOT):
-        for name in names:
-            if name.startswith("dgxrun-") and name.removeprefix("dgxrun-").split(".")[0] in jobs:
-                found.add(os.path.join(folder, name))
-    return found
 
 
 def sockets(folder):
