@@ -405,9 +405,13 @@ absl::Status AgentImpl::Perform(Action& action) {
             tails_->AttemptEnded(a.key);
             return absl::OkStatus();
           },
-          [&](ForgetJob&) { return absl::OkStatus(); },  // its logs stay for people to read
+          [&](ForgetJob& a) {  // its logs stay for people to read
+            if (a.end.has_value() && options_.on_job_ended != nullptr) options_.on_job_ended(*a.end);
+            return absl::OkStatus();
+          },
           [&](StartTail& a) { return tails_->Start(std::move(a.request), a.ended), absl::OkStatus(); },
           [&](CancelTail& a) { return tails_->Cancel(a.tail_id), absl::OkStatus(); },
+          [&](TidyCheckpoints& a) { return progress_->Tidy(a.key, std::move(a.remove)), absl::OkStatus(); },
           [&](AskCommittee& a) {
             v1::WitnessQuestion question;
             question.set_cluster_id(core_->cluster_id());

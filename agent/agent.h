@@ -27,7 +27,7 @@ namespace dgxrun {
 namespace agent {
 class ControllerLine;
 class WitnessServer;
-}
+}  // namespace agent
 
 // Peers mode: what the command of this node asks for, and what its ranks get in place of the submitter's
 // environment. The values go to the shim and nowhere else.
@@ -62,6 +62,8 @@ struct AgentOptions {
   // Called on the agent's thread when the agent cannot go on: the controller refused it for good
   // (FailedPrecondition), or its store failed (any other code). Shims live on until their leases end.
   std::function<void(const absl::Status&)> on_refused;
+  // Peers mode: the job is over, as the controller says with its last word. On the agent's thread.
+  std::function<void(const v1::JobStatus&)> on_job_ended;
 };
 
 class Agent {

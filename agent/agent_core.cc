@@ -104,6 +104,7 @@ void AgentCore::SendHeartbeat(int64_t now_ns, Actions* out) {
     if (!std::exchange(attempt.progress_is_news, false)) continue;
     v1::AttemptProgress* progress = heartbeat->add_progress();
     *progress = attempt.progress;
+    attempt.progress.clear_removed();  // news once: the same name may be saved again
     progress->set_job_id(key.job.str());
     progress->set_attempt(key.attempt.value());
   }
@@ -148,6 +149,8 @@ void AgentCore::On(const FromController& input, int64_t, Actions* out) {
       return OnAck(message.ack(), out);
     case Body::kCommittee:
       return OnCommittee(message.committee(), out);
+    case Body::kRemove:
+      return OnRemove(message.remove(), out);
     case Body::BODY_NOT_SET:  // a newer controller's message: the minor versions allow it to be skipped
       out->push_back(Note{"the controller sent a message that this version does not know"});
       return;

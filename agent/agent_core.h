@@ -143,7 +143,7 @@ struct StopEverything {  // the command of this node leaves (peers mode): nothin
   uint64_t grace_ms = 0;
   std::string reason;
 };
-struct WitnessDue {};      // each kWitnessPeriod, in a cluster
+struct WitnessDue {};     // each kWitnessPeriod, in a cluster
 struct WitnessAnswered {  // of one member, to AskCommittee
   uint64_t round = 0;
   v1::WitnessAnswer answer;
@@ -225,6 +225,7 @@ struct AttemptEnded {
 };
 struct ForgetJob {
   JobId job;
+  std::optional<v1::JobStatus> end;  // peers mode: how it ended
 };
 struct StartTail {
   v1::TailRequest request;
@@ -232,6 +233,10 @@ struct StartTail {
 };
 struct CancelTail {
   uint64_t tail_id = 0;
+};
+struct TidyCheckpoints {  // of an attempt that lives here
+  AttemptKey key;
+  v1::RemoveCheckpoints remove;
 };
 struct AskCommittee {  // each member at once; an answer that takes longer than kWitnessPeriod is of no use
   uint64_t round = 0;
@@ -247,8 +252,8 @@ struct Note {  // for the agent's own log; a peer said something that has no pla
 
 using Action = std::variant<StoreCluster, StoreJob, StoreReport, StoreCapsule, DropCapsule, StoreCommittee,
                             DropReports, DropJob, Send, SetHeartbeat, CloseLink, CheckPaths, StartShimFor,
-                            ToShim, Sweep, AttemptEnded, ForgetJob, StartTail, CancelTail, AskCommittee,
-                            AnswerWitness, Note>;
+                            ToShim, Sweep, AttemptEnded, ForgetJob, StartTail, CancelTail, TidyCheckpoints,
+                            AskCommittee, AnswerWitness, Note>;
 using Actions = std::vector<Action>;
 
 class AgentCore {
@@ -259,6 +264,7 @@ class AgentCore {
   // Checkpoints in one heartbeat, the newest that were told.
   static constexpr int kMaxCheckpoints = 4;
   static constexpr int kMaxNotes = 16;  // of an attempt; a person reads some
+  static constexpr int kMaxRemoved = 64;  // checkpoints, between two heartbeats; what is lost is asked again
   // Heartbeats without an answer that are remembered; older ones would renew no lease anyway.
   static constexpr size_t kMaxUnanswered = 64;
   // How often a committee is asked; a licence lasts isolation_timeout (10 s), so some may fail.
@@ -300,6 +306,7 @@ class AgentCore {
     std::string checking_resume;        // and which of its two questions: Prepare.resume
     int64_t refused = -1;               // attempt whose start failed here
     bool forget = false;                // Forget came while something lived
+    std::optional<v1::JobStatus> end;   // and what it said
   };
 
   void On(const Restored& input, int64_t now_ns, Actions* out);
@@ -328,6 +335,7 @@ class AgentCore {
   void OnPrepare(const v1::Prepare& prepare, Actions* out);
   void OnLaunch(const v1::Launch& launch, Actions* out);
   void OnStop(const v1::StopAttempt& stop, Actions* out);
+  void OnRemove(const v1::RemoveCheckpoints& remove, Actions* out);
   void OnForget(const v1::Forget& forget, Actions* out);
   void OnTail(const v1::TailRequest& request, Actions* out);
   void OnCommittee(const v1::Committee& committee, Actions* out);

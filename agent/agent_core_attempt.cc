@@ -58,6 +58,12 @@ void AgentCore::OnPrepare(const v1::Prepare& prepare, Actions* out) {
   if (TooOld(job, Number(key.attempt))) {
     return Refuse(key, absl::StrCat("attempt ", prepare.attempt(), " was stopped or replaced here"), out);
   }
+  if (!prepare.resume().empty() && Number(key.attempt) == job.stored.launched) {
+    // Late: its ranks may have saved anew under a name that was to be moved aside. What was asked is done.
+    v1::Report done;
+    done.mutable_prepared()->mutable_checkpoint()->set_path(prepare.resume());
+    return AddReport(key, std::move(done), out);
+  }
   // Asked again after a reconnect: the answer is on its way. An answer to the first question is none to the
   // second one.
   if (job.checking == Number(key.attempt) && job.checking_resume == prepare.resume()) return;
@@ -84,6 +90,13 @@ void AgentCore::On(const PreparedHere& input, int64_t, Actions* out) {
   AddReport(input.key, std::move(report), out);
 }
 
+void AgentCore::OnRemove(const v1::RemoveCheckpoints& remove, Actions* out) {
+  if (!Usable(remove.job_id(), out)) return;
+  const AttemptKey key{JobId(remove.job_id()), AttemptNo(remove.attempt())};
+  // Of an ended one nobody asks any more: the next attempt's listing tells anew what lies there.
+  if (Lives(key)) out->push_back(TidyCheckpoints{key, remove});
+}
+
 void AgentCore::On(const ProgressHere& input, int64_t, Actions*) {
   const v1::AttemptProgress& news = input.progress;
   auto it = attempts_.find({JobId(news.job_id()), AttemptNo(news.attempt())});
@@ -99,6 +112,7 @@ void AgentCore::On(const ProgressHere& input, int64_t, Actions*) {
     known.set_has_checkpoints(true);
     known.set_free_bytes(news.free_bytes());
     std::vector<v1::CheckpointFinding> findings(news.checkpoints().begin(), news.checkpoints().end());
+    *known.mutable_held() = news.held();
     for (const v1::CheckpointFinding& old : known.checkpoints()) {
       const bool replaced = std::any_of(findings.begin(), findings.end(), [&](const auto& finding) {
         return finding.checkpoint().path() == old.checkpoint().path();
@@ -110,6 +124,10 @@ void AgentCore::On(const ProgressHere& input, int64_t, Actions*) {
   }
   for (const std::string& note : news.notes()) {
     if (known.notes_size() < kMaxNotes) known.add_notes(note);
+  }
+  for (const std::string& path : news.removed()) {
+    while (known.removed_size() >= kMaxRemoved) known.mutable_removed()->DeleteSubrange(0, 1);
+    known.add_removed(path);
   }
   it->second.progress_is_news = true;
 }
@@ -223,6 +241,7 @@ void AgentCore::OnForget(const v1::Forget& forget, Actions* out) {
   const JobId id(forget.job_id());
   auto it = jobs_.find(id);
   if (it == jobs_.end()) return;
+  if (forget.has_status()) it->second.end = forget.status();
   if (!AnyLives(id, INT64_MAX)) return FinishForget(id, out);
   // The controller thinks that nothing lives (a fence by time): make it so.
   it->second.forget = true;
@@ -242,7 +261,7 @@ void AgentCore::FinishForget(const JobId& id, Actions* out) {
                 [&](const auto& entry) { return entry.first.job == id && entry.second.acknowledged; });
   if (capsules_.erase(id) > 0) out->push_back(DropCapsule{id});
   out->push_back(StoreJob{id, job.stored});
-  out->push_back(ForgetJob{id});
+  out->push_back(ForgetJob{id, std::exchange(job.end, std::nullopt)});
   if (std::find(forgotten_.begin(), forgotten_.end(), id) == forgotten_.end()) forgotten_.push_back(id);
   while (forgotten_.size() > kMaxForgotten) {
     out->push_back(DropJob{forgotten_.front()});

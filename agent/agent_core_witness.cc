@@ -19,19 +19,15 @@ bool SameCommittee(const v1::Committee& a, const v1::Committee& b) {
 
 }  // namespace
 
-// The times of the controller, and its committee, survive a restart of the agent.
+// The times of the controller survive a restart of the agent.
 void AgentCore::StoreTerms(const v1::Welcome& welcome, Actions* out) {
   if (options_.witness_port == 0 && options_.witness_path.empty()) return;
   StoredCommittee terms = committee_;
   terms.node_lease_ns = int64_t{welcome.node_lease_ms()} * kMilli;
   terms.isolation_ns = int64_t{welcome.isolation_timeout_ms()} * kMilli;
   terms.orphan_ns = static_cast<int64_t>(welcome.orphan_timeout_ms()) * kMilli;
-  if (welcome.has_committee() && welcome.committee().number() >= terms.committee.number()) {
-    terms.committee = welcome.committee();
-  }
   const bool same = terms.node_lease_ns == committee_.node_lease_ns &&
-                    terms.isolation_ns == committee_.isolation_ns && terms.orphan_ns == committee_.orphan_ns &&
-                    SameCommittee(terms.committee, committee_.committee);
+                    terms.isolation_ns == committee_.isolation_ns && terms.orphan_ns == committee_.orphan_ns;
   if (same) return;
   committee_ = terms;
   out->push_back(StoreCommittee{committee_});

@@ -19,10 +19,12 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/status/statusor.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "agent/agent.h"
 #include "agent/inventory.h"
+#include "agent/witness.h"
 #include "launcher/base/cluster_file.h"
 #include "launcher/base/event_loop.h"
 #include "launcher/cgroup.h"
@@ -92,9 +94,24 @@ absl::StatusOr<AgentOptions> MakeOptions(const ClusterFile& file) {
   if (!control.ok()) return control.status();
   absl::StatusOr<std::shared_ptr<grpc::Channel>> bulk = Dial(file.controller, tls, /*bulk=*/true);
   if (!bulk.ok()) return bulk.status();
+  options.tls = tls;
   options.control = *std::move(control);
   options.bulk = *std::move(bulk);
   return options;
+}
+
+// Where other agents ask it, on the same kind of line as the controller's.
+absl::StatusOr<std::unique_ptr<agent::WitnessServer>> ListenAsWitness(const ClusterFile& file,
+                                                                      const AgentOptions& options) {
+  agent::WitnessPlace place;
+  if (absl::StartsWith(file.controller, "unix:")) {
+    place.path = options.run_dir + "/witness.sock";
+    if (absl::Status made = PrepareRunDir(options.run_dir); !made.ok()) return made;
+  } else {
+    place.port = file.agent.witness_port;
+    place.tls = options.tls;
+  }
+  return agent::WitnessServer::Listen(place);
 }
 
 int Fail(const absl::Status& status) {
@@ -134,6 +151,10 @@ int Main(int argc, char** argv) {
   if (!file.ok()) return Fail(file.status());
   absl::StatusOr<AgentOptions> options = MakeOptions(*file);
   if (!options.ok()) return Fail(options.status());
+
+  absl::StatusOr<std::unique_ptr<agent::WitnessServer>> witness = ListenAsWitness(*file, *options);
+  if (!witness.ok()) return Fail(witness.status());
+  options->witness = witness->get();
 
   EventLoop loop;
   absl::Status refused;

@@ -59,8 +59,6 @@ absl::Status RemoveTree(int folder, const std::string& name, int depth) {
 
 }  // namespace
 
-std::string NameOfPath(const std::string& path) { return path.substr(path.rfind('/') + 1); }
-
 absl::StatusOr<std::set<std::string>> ReadPins(ckpt::Source& source) {
   std::set<std::string> pins;
   absl::StatusOr<std::unique_ptr<ckpt::File>> file = source.Open(kPinsName);
@@ -113,24 +111,6 @@ absl::StatusOr<std::set<std::string>> HeldNames(ckpt::Source& source,
   return held;
 }
 
-std::vector<v1::Checkpoint> SelectForRemoval(const std::vector<v1::CheckpointFinding>& findings,
-                                             const std::set<std::string>& held, const KeepRule& rule) {
-  std::vector<v1::Checkpoint> removed;
-  uint32_t stay = std::max(rule.last, 1u);
-  for (const v1::CheckpointFinding& finding : findings) {
-    const v1::Checkpoint& checkpoint = finding.checkpoint();
-    if (checkpoint.verdict() != v1::VERDICT_COMPLETE) continue;
-    if (stay > 0) {
-      --stay;
-      continue;
-    }
-    const bool milestone = rule.every > 0 && checkpoint.step() >= 0 &&
-                           static_cast<uint64_t>(checkpoint.step()) % rule.every == 0;
-    if (!milestone && held.count(NameOfPath(checkpoint.path())) == 0) removed.push_back(checkpoint);
-  }
-  return removed;
-}
-
 absl::Status RemoveCheckpoint(int folder, const v1::Checkpoint& checkpoint) {
   const std::string name = NameOfPath(checkpoint.path());
   struct stat st;
@@ -176,6 +156,52 @@ absl::StatusOr<std::vector<v1::Checkpoint>> Prune(const std::string& folder, con
     if (checkpoint.path().size() <= (*source)->root().size()) continue;
     if (absl::Status done = RemoveCheckpoint(fd.get(), checkpoint); !done.ok()) return done;
     removed.push_back(std::move(checkpoint));
+  }
+  return removed;
+}
+
+namespace {
+
+// Complete, or complete but for what other nodes hold; and not written again since.
+bool IsAsTold(const v1::CheckpointFinding& here, const v1::Checkpoint& told) {
+  const v1::Checkpoint& found = here.checkpoint();
+  const bool only_misses = found.verdict() == v1::VERDICT_PARTIAL && here.missing_size() > 0 &&
+                           found.file() == here.missing(0).name();
+  return (found.verdict() == v1::VERDICT_COMPLETE || only_misses) &&
+         found.mtime_unix_ns() <= told.mtime_unix_ns();
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<v1::Checkpoint>> RemoveListed(const std::string& folder,
+                                                         const std::vector<v1::Checkpoint>& checkpoints,
+                                                         absl::Duration quiet_time, absl::Time now) {
+  absl::StatusOr<std::unique_ptr<ckpt::Source>> source = ckpt::OpenFolder(folder);
+  if (!source.ok()) return source.status();
+  const UniqueFd fd(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!fd.valid()) return KeepFailed(folder);
+  std::vector<v1::CheckpointFinding> findings;
+  for (const v1::Checkpoint& checkpoint : checkpoints)
+    *findings.emplace_back().mutable_checkpoint() = checkpoint;
+  const absl::StatusOr<std::set<std::string>> held = HeldNames(**source, findings);
+  if (!held.ok()) return held.status();
+  ckpt::JudgeOptions options;
+  options.now = now;
+  options.quiet_time = quiet_time;
+  RemoveLeftovers(fd.get());
+  std::vector<v1::Checkpoint> removed;
+  for (const v1::Checkpoint& told : checkpoints) {
+    const std::string name = NameOfPath(told.path());
+    const bool in_folder =
+        ckpt::MayBeCheckpoint(name) && told.path() == ckpt::JoinPath((*source)->root(), name);
+    if (!in_folder || held->count(name) > 0) continue;
+    if (absl::IsNotFound((*source)->Stat(name).status())) {
+      removed.push_back(told);
+      continue;
+    }
+    if (!IsAsTold(ckpt::Judge(**source, name, options), told)) continue;
+    if (absl::Status done = RemoveCheckpoint(fd.get(), told); !done.ok()) return done;
+    removed.push_back(told);
   }
   return removed;
 }

@@ -114,10 +114,20 @@ void NoteLonelyPointers(ckpt::Source& source, const v1::Prepare& prepare, v1::Pr
   }
 }
 
-void MoveAsideAll(int folder, const v1::Prepare& prepare, v1::Prepared* prepared) {
-  for (const std::string& path : prepare.poisoned()) {
+// A question that comes late: a later attempt has saved anew under this name.
+bool IsNewerThanTold(ckpt::Source& source, const v1::Prepare& prepare, int index, const std::string& name) {
+  if (index >= prepare.poisoned_mtime_unix_ns_size()) return false;  // a controller that does not say
+  ckpt::JudgeOptions options;
+  options.now = absl::Now();
+  return ckpt::Judge(source, name, options).checkpoint().mtime_unix_ns() >
+         prepare.poisoned_mtime_unix_ns(index);
+}
+
+void MoveAsideAll(int folder, ckpt::Source& source, const v1::Prepare& prepare, v1::Prepared* prepared) {
+  for (int i = 0; i < prepare.poisoned_size(); ++i) {
+    const std::string& path = prepare.poisoned(i);
     const std::string name = NameIn(prepare.ckpt_dir(), path);
-    if (name.empty() || path == prepare.resume()) continue;
+    if (name.empty() || path == prepare.resume() || IsNewerThanTold(source, prepare, i, name)) continue;
     const absl::StatusOr<std::string> moved = MoveAside(folder, name);
     if (!moved.ok()) {
       prepared->add_notes(absl::StrCat("could not move aside ", path, ": ", moved.status().message()));
@@ -223,13 +233,14 @@ absl::Status FindCheckpoints(const v1::Prepare& prepare, JudgeStop* stop, v1::Pr
     return absl::FailedPreconditionError(
         absl::StrCat("ckpt-dir ", prepare.ckpt_dir(), ": ", status.message()));
   };
-  if (!source.ok()) return named(source.status());
+  if (!source.ok()) return absl::FailedPreconditionError(absl::StrCat("ckpt-dir ", source.status().message()));
   stop->Watch(source->get());
   ckpt::JudgeOptions options;
   options.now = absl::Now();
   const auto poisoned = static_cast<size_t>(prepare.poisoned_size());
   options.limit = kMaxFindings;
   options.stop_after_complete = kCompleteWanted + poisoned;
+  options.world_sizes.assign(prepare.world_sizes().begin(), prepare.world_sizes().end());
   absl::StatusOr<std::vector<v1::CheckpointFinding>> findings = ckpt::ListCheckpoints(**source, options);
   if (findings.ok()) LookDeeper(**source, prepare, options, &*findings);
   if (findings.ok() && findings->empty()) NoteLonelyPointers(**source, prepare, prepared);
@@ -259,10 +270,10 @@ void PutInOrder(const v1::Prepare& prepare, JudgeStop* stop, v1::Prepared* prepa
     if (errno != ENOENT) prepared->add_notes(std::string(OrderFailed(prepare.ckpt_dir()).message()));
     return;
   }
-  MoveAsideAll(folder.get(), prepare, prepared);
   absl::StatusOr<std::unique_ptr<ckpt::Source>> source = ckpt::OpenFolder(prepare.ckpt_dir());
   if (!source.ok()) return;  // gone in this moment
   stop->Watch(source->get());
+  MoveAsideAll(folder.get(), **source, prepare, prepared);
   MendPointers(folder.get(), **source, prepare, prepared);
   stop->Watch(nullptr);
 }

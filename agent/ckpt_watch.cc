@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -50,7 +51,7 @@ v1::AttemptProgress CkptWatch::Look(absl::Time now) {
   if (news.checkpoints_size() > 0) {
     news.set_has_checkpoints(true);
     NoteTmpdir(**source, &news);
-    RemoveOld(&news);
+    NoteHeld(**source, &news);
     news.set_free_bytes(FreeBytes(options_.folder));
   }
   return news;
@@ -143,20 +144,34 @@ void CkptWatch::NoteTmpdir(ckpt::Source& source, v1::AttemptProgress* news) {
                    "crash meanwhile leaves neither; set TMPDIR to a folder beside it"));
 }
 
-void CkptWatch::RemoveOld(v1::AttemptProgress* news) {
-  const bool complete =
-      std::any_of(news->checkpoints().begin(), news->checkpoints().end(),
-                  [](const auto& finding) { return finding.checkpoint().verdict() == v1::VERDICT_COMPLETE; });
-  if (options_.keep_last == 0 || !complete) return;
+void CkptWatch::NoteHeld(ckpt::Source& source, v1::AttemptProgress* news) {
+  if (options_.keep_last == 0) return;
+  const std::vector<v1::CheckpointFinding> findings(news->checkpoints().begin(), news->checkpoints().end());
+  const absl::StatusOr<std::set<std::string>> held = HeldNames(source, findings);
+  if (!held.ok()) return;  // then this node removes nothing either, and says why
+  for (const std::string& name : *held) news->add_held(name);
+}
+
+v1::AttemptProgress CkptWatch::Tidy(const v1::RemoveCheckpoints& remove, absl::Time now) {
+  v1::AttemptProgress news;
+  const OwnerScope scope(options_.owner);
+  if (!scope.ok() || options_.keep_last == 0) return news;
+  const std::vector<v1::Checkpoint> listed(remove.checkpoints().begin(), remove.checkpoints().end());
   const absl::StatusOr<std::vector<v1::Checkpoint>> removed =
-      Prune(options_.folder, {options_.keep_last, options_.keep_every}, kQuietTime, /*dry_run=*/false);
+      remove.by_rule() ? Prune(options_.folder, {options_.keep_last, options_.keep_every}, kQuietTime,
+                               /*dry_run=*/false)
+                       : RemoveListed(options_.folder, listed, kQuietTime, now);
   if (!removed.ok()) {
-    news->add_notes(absl::StrCat("--ckpt-keep: ", removed.status().message()));
-    return;
+    news.add_notes(absl::StrCat("--ckpt-keep: ", removed.status().message()));
+    return news;
   }
-  for (const v1::Checkpoint& checkpoint : *removed) {
-    news->add_notes(absl::StrCat("--ckpt-keep: removed ", checkpoint.path()));
+  for (const v1::Checkpoint& checkpoint : *removed) news.add_removed(checkpoint.path());
+  if (absl::StatusOr<std::unique_ptr<ckpt::Source>> source = ckpt::OpenFolder(options_.folder); source.ok()) {
+    NoteHeld(**source, &news);
   }
+  news.set_has_checkpoints(true);
+  news.set_free_bytes(FreeBytes(options_.folder));
+  return news;
 }
 
 }  // namespace dgxrun::agent

@@ -1,5 +1,6 @@
 // What a living attempt writes into its checkpoint folder, seen from one node: new checkpoints and their
-// verdicts, the space that is left, and (--ckpt-keep, on the node of rank 0) the removal of old ones.
+// verdicts, the space that is left, and (--ckpt-keep) the removal of old ones. What may go the controller
+// says, since only all nodes together know what is complete.
 //
 // Cheap: each look stats the folder and some known names; it lists only when the folder has changed, and
 // judges only names that are new, or whose file has changed, or that were not complete when last judged. What
@@ -14,6 +15,7 @@
 #include <string>
 
 #include "absl/time/time.h"
+#include "agent/ckpt/judge.h"
 #include "agent/ckpt/source.h"
 #include "agent/owner_files.h"
 #include "dgxrun/v1/agent_link.pb.h"
@@ -24,7 +26,7 @@ struct CkptWatchOptions {
   std::string folder;
   OwnerIds owner;
   std::string tmpdir;      // TMPDIR of the ranks; empty: not known, nothing is said of it
-  uint32_t keep_last = 0;  // 0: nothing is removed here
+  uint32_t keep_last = 0;  // 0: nothing is removed
   uint64_t keep_every = 0;
 };
 
@@ -39,12 +41,14 @@ class CkptWatch {
   // Known files whose times are looked at, newest first: a script may write the same name again and again.
   static constexpr size_t kMaxRestat = 16;
   // Names that are remembered: as many as a listing reads.
-  static constexpr size_t kMaxNames = 50000;
+  static constexpr size_t kMaxNames = ckpt::kMaxListedEntries;
 
   explicit CkptWatch(CkptWatchOptions options) : options_(std::move(options)) {}
 
   // What is new since the last look; has_checkpoints is false when nothing is.
   v1::AttemptProgress Look(absl::Time now);
+  // Removes what may go; a note says what could not.
+  v1::AttemptProgress Tidy(const v1::RemoveCheckpoints& remove, absl::Time now);
 
  private:
   struct Known {
@@ -56,7 +60,7 @@ class CkptWatch {
   void Restat(ckpt::Source& source);
   void JudgeNew(ckpt::Source& source, absl::Time now, v1::AttemptProgress* news);
   void NoteTmpdir(ckpt::Source& source, v1::AttemptProgress* news);
-  void RemoveOld(v1::AttemptProgress* news);
+  void NoteHeld(ckpt::Source& source, v1::AttemptProgress* news);
 
   const CkptWatchOptions options_;
   bool looked_ = false;

@@ -79,11 +79,8 @@ std::shared_ptr<CkptWatch> FolderWatch(const v1::NodePlan& plan, const OwnerIds&
   options.folder = plan.ckpt_dir();
   options.owner = owner;
   options.tmpdir = std::move(tmpdir);
-  const bool hosts_rank_0 = plan.ranks_size() > 0 && plan.ranks(0).rank() == 0;
-  if (hosts_rank_0) {  // a shared folder needs one that removes, not all
-    options.keep_last = plan.ckpt().keep_last();
-    options.keep_every = plan.ckpt().keep_every();
-  }
+  options.keep_last = plan.ckpt().keep_last();
+  options.keep_every = plan.ckpt().keep_every();
   return std::make_shared<CkptWatch>(std::move(options));
 }
 
@@ -233,10 +230,29 @@ void ProgressWatch::FolderDue(const AttemptKey& key) {
   });
 }
 
+void ProgressWatch::Tidy(const AttemptKey& key, v1::RemoveCheckpoints remove) {
+  auto it = attempts_.find(key);
+  if (it == attempts_.end() || it->second.folder == nullptr) return;
+  it->second.tidy = std::move(remove);
+  TidyDue(key);
+}
+
+void ProgressWatch::TidyDue(const AttemptKey& key) {
+  Attempt& attempt = attempts_.at(key);
+  if (attempt.looking || !attempt.tidy) return;
+  attempt.looking = tasks_->Run(
+      [this, key, watch = attempt.folder, remove = *attempt.tidy]() -> std::function<void()> {
+        v1::AttemptProgress news = watch->Tidy(remove, absl::Now());
+        return [this, key, news] { Looked(key, news); };
+      });
+  if (attempt.looking) attempt.tidy.reset();  // else with the next look
+}
+
 void ProgressWatch::Looked(const AttemptKey& key, v1::AttemptProgress news) {
   auto it = attempts_.find(key);
   if (it == attempts_.end()) return;
   it->second.looking = false;
+  TidyDue(key);
   if (!news.has_checkpoints() && news.notes_size() == 0) return;
   news.set_job_id(key.job.str());
   news.set_attempt(key.attempt.value());

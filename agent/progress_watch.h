@@ -17,6 +17,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -46,6 +47,9 @@ class ProgressWatch {
   void Begin(const AttemptKey& key, const OwnerIds& owner, v1::ShimStart* start);
   // Attempts that live when an agent starts; the folders of others are removed.
   void Restore(const std::vector<AttemptKey>& living);
+  // --ckpt-keep: removes what the controller says may go (CkptWatch::Tidy), after a look that is under way. A
+  // later word takes the place of one that still waits.
+  void Tidy(const AttemptKey& key, v1::RemoveCheckpoints remove);
   // Now, since the attempt may be ending.
   void ReadSteps(const AttemptKey& key);
   void End(const AttemptKey& key);
@@ -61,6 +65,7 @@ class ProgressWatch {
     std::vector<RankFile> ranks;
     std::shared_ptr<CkptWatch> folder;  // null: no checkpoint folder
     bool looking = false;
+    std::optional<v1::RemoveCheckpoints> tidy;  // waits for the look that is under way
     EventLoop::TimerId step_timer = 0, folder_timer = 0;
   };
 
@@ -69,6 +74,7 @@ class ProgressWatch {
   void Watch(const AttemptKey& key, Attempt attempt);
   void StepsDue(const AttemptKey& key);
   void FolderDue(const AttemptKey& key);
+  void TidyDue(const AttemptKey& key);
   void Looked(const AttemptKey& key, v1::AttemptProgress news);
   static void RemoveFolder(const std::string& path);
 

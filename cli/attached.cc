@@ -246,6 +246,14 @@ void AttachedJob::OnStatus(const v1::JobStatus& status) {
   }
 }
 
+void AttachedJob::HearEnd(const v1::JobStatus& status) {
+  loop_.Post([this, status] {
+    if (closing_ || (have_status_ && HasEnded(last_.state()))) return;
+    said_lost_ = false;  // whether the controller answers is of no interest any more
+    OnStatus(status);
+  });
+}
+
 // A reader of ours that is slow, or much output, is no reason to drop any of it.
 void AttachedJob::ArmDrain() {
   const uint64_t before = logs_ != nullptr ? logs_->chunks() : 0;

@@ -65,6 +65,9 @@ class AttachedJob {
   int Attach(const v1::JobStatus& status);
   // Of a job that was not submitted here, but has just begun: all of its output.
   int Join(const v1::JobStatus& status);
+  // Any thread, while this lives: the job is over, as somebody heard who need not be asked through the
+  // controller (peers mode: this node's agent). Output that is still on its way is waited for as ever.
+  void HearEnd(const v1::JobStatus& status);
 
  private:
   int Follow();

@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
@@ -32,7 +33,10 @@ constexpr absl::Duration kQuiet = absl::Seconds(10);
 
 absl::Status Named(const std::string& path, const absl::Status& status) {
   if (status.ok()) return status;
-  return absl::FailedPreconditionError(absl::StrCat(path, ": ", status.message()));
+  // What a folder's opening says names it already.
+  const bool names_it = absl::StartsWith(status.message(), path + ": ");
+  return absl::FailedPreconditionError(
+      absl::StrCat(names_it ? "" : absl::StrCat(path, ": "), status.message()));
 }
 
 std::string WithoutSlash(std::string path) {

@@ -138,6 +138,15 @@ absl::StatusOr<std::vector<v1::NodeInfo>> Client::Nodes() {
   return nodes;
 }
 
+absl::StatusOr<v1::NodeInfo> Client::FenceNode(const v1::FenceNodeRequest& request) {
+  grpc::ClientContext context;
+  SetUp(&context, kAnswerLimit);
+  v1::NodeInfo reply;
+  if (const grpc::Status status = stub_->FenceNode(&context, request, &reply); !status.ok())
+    return Explain(status);
+  return reply;
+}
+
 absl::StatusOr<v1::JobStatus> Client::Stop(const v1::StopRequest& request) {
   grpc::ClientContext context;
   SetUp(&context, kAnswerLimit);

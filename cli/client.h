@@ -45,6 +45,7 @@ class Client {
   absl::StatusOr<std::vector<v1::JobStatus>> Jobs(uint32_t limit);
   absl::StatusOr<std::vector<v1::NodeInfo>> Nodes();
   absl::StatusOr<v1::JobStatus> Stop(const v1::StopRequest& request);
+  absl::StatusOr<v1::NodeInfo> FenceNode(const v1::FenceNodeRequest& request);
   // `done` is called on another thread.
   void StopLater(const v1::StopRequest& request, std::function<void(const grpc::Status&)> done);
   // The reader's `done` is called once, whatever happens.

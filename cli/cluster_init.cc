@@ -22,6 +22,7 @@ constexpr int kPort = 7450;  // written into the first files; any other will do
 // The name that clients check in the controller's certificate, whatever address they dial. Equal to
 // kControllerName of proto/rpc/credentials.h, which this file must not include: it links no gRPC.
 constexpr char kControllerAlternativeName[] = "dgxrun-controller";
+constexpr char kAgentAlternativeName[] = "dgxrun-agent";
 
 // Never replaces a file: O_EXCL.
 absl::Status WriteNew(const std::string& path, const std::string& bytes, mode_t mode) {
@@ -85,7 +86,10 @@ absl::Status MakeClusterCertificates(const std::string& dir, const std::vector<s
   controller.alternative_names = {kControllerAlternativeName};
   controller.alternative_names.insert(controller.alternative_names.end(), hosts.begin(), hosts.end());
   leaves.emplace_back("controller", controller);
-  leaves.emplace_back("agent", CertificateRequest{.common_name = "agent"});
+  // Agents bear witness to each other, so each is a server too.
+  CertificateRequest agent{.common_name = "agent", .is_server = true};
+  agent.alternative_names = {kAgentAlternativeName};
+  leaves.emplace_back("agent", agent);
   for (const std::string& user : users)
     leaves.emplace_back("user-" + user, CertificateRequest{.common_name = "user:" + user});
 

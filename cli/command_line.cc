@@ -373,11 +373,23 @@ absl::StatusOr<Command> ParseStatus(const std::vector<std::string>& words) {
 absl::StatusOr<Command> ParseNodes(const std::vector<std::string>& words) {
   NodesOptions options;
   Subcommand sub("nodes");
-  sub.Json(&options.json).Cluster(&options.cluster);
+  bool is_off = false;
+  sub.Json(&options.json).Cluster(&options.cluster).set.Flag("--is-off", &is_off);
   return sub.Parse(words, nullptr, [&]() -> absl::StatusOr<Command> {
-    if (!sub.positionals.empty()) {
-      return Usage(absl::StrCat("dgxrun nodes takes no \"", sub.positionals[0], "\""));
+    if (sub.positionals.empty()) {
+      if (is_off) return Usage("--is-off belongs to dgxrun nodes fence NODE --is-off");
+      return options;
     }
+    if (sub.positionals[0] != "fence") {
+      return Usage(absl::StrCat("dgxrun nodes takes no \"", sub.positionals[0],
+                                "\" (known: fence NODE --is-off)"));
+    }
+    if (sub.positionals.size() != 2) return Usage("dgxrun nodes fence needs one NODE");
+    if (!is_off) {
+      return Usage(absl::StrCat("dgxrun nodes fence ", sub.positionals[1],
+                                " lets its jobs start elsewhere: look that the machine is off, then add --is-off"));
+    }
+    options.fence = sub.positionals[1];
     return options;
   });
 }

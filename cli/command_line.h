@@ -60,6 +60,7 @@ struct StatusOptions {
 struct NodesOptions {
   std::string cluster;
   bool json = false;
+  std::string fence;  // the node that a person says is off; empty: list
 };
 struct LogsOptions {
   std::string job;

@@ -71,8 +71,11 @@ The state of a job: JOB is an id or a name; without it, the latest. Local, runni
   --json     for programs; names and states are listed in docs/states.md
 )";
 constexpr char kNodes[] = R"(dgxrun nodes [--json] [--cluster NAME|FILE]
+dgxrun nodes fence NODE --is-off [--json] [--cluster NAME|FILE]
 
 The nodes of the cluster, their state, GPUs and jobs. Without a cluster: this machine.
+  fence NODE --is-off   your word, as root, that a lost node is off: its jobs start elsewhere. Look first:
+                        if it still runs, two attempts of a job run at once. status says when a job waits for it
 )";
 constexpr char kLogs[] = R"(dgxrun logs [JOB] [-r RANKS] [-f] [--attempt N] [--cluster NAME|FILE]
 

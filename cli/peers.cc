@@ -81,6 +81,7 @@ class PeersProcess {
   absl::StatusOr<std::optional<int>> AwaitEndpoint();
   absl::Status StartAgent();
   absl::StatusOr<Begun> AwaitJob();
+  void HearEndIn(AttachedJob* job);
   absl::StatusOr<int> Follow(const v1::JobStatus& begun);
   void SeeOthersOff();
 
@@ -118,9 +119,11 @@ class PeersProcess {
   absl::Time since_;
   absl::Time said_ = absl::InfinitePast();
   std::mutex mutex_;
-  absl::Status refusal_;  // under mutex_
-  bool ended_ = false;    // the job has
-  bool keep_ = false;     // the place and its ranks stay, for another process
+  absl::Status refusal_;              // under mutex_
+  std::optional<v1::JobStatus> end_;  // under mutex_; as this node's agent has heard
+  AttachedJob* attached_ = nullptr;   // under mutex_; while it lives
+  bool ended_ = false;                // the job has
+  bool keep_ = false;                 // the place and its ranks stay, for another process
 };
 
 absl::Status PeersProcess::MakeRequest() {
@@ -219,6 +222,7 @@ absl::Status PeersProcess::StartController() {
   core::PeersConfig config;
   config.rdzv_id = peers_.rdzv_id;
   config.endpoint_host = peers_.host;
+  config.join_timeout = peers_.join_timeout;
   config.spec = request_.spec();
   config.spec.mutable_owner()->set_user(OwnAccount());
   config.spec.mutable_owner()->set_uid(geteuid());
@@ -332,6 +336,11 @@ absl::Status PeersProcess::StartAgent() {
     std::lock_guard<std::mutex> lock(mutex_);
     refusal_ = status;
   };
+  agent.on_job_ended = [this](const v1::JobStatus& status) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    end_ = status;
+    if (attached_ != nullptr) attached_->HearEnd(status);
+  };
   const std::string where = peers_.endpoint();
   client_.emplace(
       controller_ != nullptr ? controller_->InProcessChannel() : Dial(where, pems_, /*bulk=*/false), where);
@@ -389,6 +398,13 @@ void PeersProcess::StopOwnRanks(absl::Duration grace, std::function<void()> gone
   agent_->StopEverything(grace, absl::StrCat("the command of node ", node_name_, " left"), std::move(gone));
 }
 
+// The endpoint's process may be gone as soon as it has told the nodes how the job ended.
+void PeersProcess::HearEndIn(AttachedJob* job) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  attached_ = job;
+  if (attached_ != nullptr && end_.has_value()) attached_->HearEnd(*end_);
+}
+
 absl::StatusOr<int> PeersProcess::Follow(const v1::JobStatus& begun) {
   const LocalJobs jobs(paths_.local_dir());
   bool said_write_error = false;
@@ -419,8 +435,10 @@ absl::StatusOr<int> PeersProcess::Follow(const v1::JobStatus& begun) {
       controller_ != nullptr ? controller_->InProcessChannel() : Dial(peers_.endpoint(), pems_, false),
       peers_.endpoint());
   AttachedJob job(std::move(client), std::move(attached), &console_, signals_.get());
+  HearEndIn(&job);
   // A process that takes up a running job shows its last lines; else all of it is to come.
   const int code = place_->found_living() ? job.Attach(begun) : job.Join(begun);
+  HearEndIn(nullptr);
   jobs.Prune(kKeptLocalJobs);
   return code;
 }

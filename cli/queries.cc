@@ -189,9 +189,18 @@ absl::StatusOr<int> ShowNodes(const NodesOptions& options, const EnvMap& env, co
   std::vector<v1::NodeInfo> nodes;
   if (auto client = finder->Cluster(); client.has_value()) {
     if (!client->ok()) return client->status();
+    if (!options.fence.empty()) {
+      v1::FenceNodeRequest request;
+      request.set_node(options.fence);
+      auto fenced = (*client)->FenceNode(request);
+      if (!fenced.ok()) return fenced.status();
+      return Print(options.json ? NodesJson({*fenced}) : RenderNodes({*fenced}));
+    }
     auto listed = (*client)->Nodes();
     if (!listed.ok()) return listed.status();
     nodes = *std::move(listed);
+  } else if (!options.fence.empty()) {
+    return absl::FailedPreconditionError("there is no cluster here: dgxrun nodes fence needs --cluster");
   } else {
     nodes.push_back(LocalNode());
   }

@@ -163,6 +163,45 @@ std::string RenderAlarm(const v1::Alarm& alarm) {
   return Printable(alarm.node().empty() ? alarm.text() : absl::StrCat(alarm.node(), ": ", alarm.text()));
 }
 
+namespace {
+
+// What would be done a second time after a failure now, and what the restart itself takes.
+std::string CostText(const v1::JobStatus& status, absl::Time now) {
+  const LostWork lost = LostIfFailedNow(status, now);
+  std::string text = "a failure now costs ";
+  if (lost.steps) {
+    absl::StrAppend(&text, *lost.steps, *lost.steps == 1 ? " step (" : " steps (", HumanDuration(lost.time),
+                    " of work)");
+  } else {
+    absl::StrAppend(&text, HumanDuration(lost.time), " of work");
+  }
+  const double restart = status.progress().restart_s();
+  return absl::StrCat(text, restart > 0 ? absl::StrCat(" and a restart of ",
+                                                       HumanDuration(absl::Seconds(restart)), ", as usual")
+                                        : " and a restart (none yet shows how long one takes)");
+}
+
+}  // namespace
+
+LostWork LostIfFailedNow(const v1::JobStatus& status, absl::Time now) {
+  const v1::Progress& progress = status.progress();
+  LostWork lost;
+  lost.time = status.started_unix_ns() != 0 ? now - absl::FromUnixNanos(status.started_unix_ns())
+                                            : absl::ZeroDuration();
+  if (!progress.has_newest()) return lost;
+  const absl::Duration age = now - absl::FromUnixNanos(progress.newest().mtime_unix_ns());
+  // An attempt that began after that save has lost no more than it has run.
+  lost.time = status.started_unix_ns() != 0 ? std::min(lost.time, age) : age;
+  const bool counted = progress.has_step() && progress.from_script() && progress.newest().step() >= 0 &&
+                       progress.step() >= progress.newest().step();
+  if (!counted) return lost;
+  lost.steps = progress.step() - progress.newest().step();
+  if (progress.steps_per_second() > 0) {
+    lost.time = absl::Seconds(static_cast<double>(*lost.steps) / progress.steps_per_second());
+  }
+  return lost;
+}
+
 std::string RenderProgress(const v1::JobStatus& status, absl::Time now) {
   const v1::Progress& progress = status.progress();
   std::vector<std::string> parts;
@@ -181,19 +220,10 @@ std::string RenderProgress(const v1::JobStatus& status, absl::Time now) {
       absl::StrAppend(&text, ", ", progress.step() - newest.step(), " steps ago");
     }
     parts.push_back(std::move(text));
-    if (!HasEnded(status.state())) {
-      // An attempt that began after that save has lost no more than it has run.
-      absl::Duration lost = now - absl::FromUnixNanos(newest.mtime_unix_ns());
-      if (status.started_unix_ns() != 0) {
-        lost = std::min(lost, now - absl::FromUnixNanos(status.started_unix_ns()));
-      }
-      parts.push_back(absl::StrCat("a failure now costs ", HumanDuration(lost), " of work and a restart"));
-    }
+    if (!HasEnded(status.state())) parts.push_back(CostText(status, now));
   } else if (status.state() == v1::JOB_STATE_RUNNING && status.started_unix_ns() != 0 &&
              status.has_progress()) {
-    parts.push_back(absl::StrCat("no complete checkpoint: a failure now costs ",
-                                 HumanDuration(now - absl::FromUnixNanos(status.started_unix_ns())),
-                                 " of work and a restart"));
+    parts.push_back(absl::StrCat("no complete checkpoint: ", CostText(status, now)));
   }
   return Printable(absl::StrJoin(parts, "; "));
 }

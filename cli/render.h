@@ -4,6 +4,7 @@
 #define DGXRUN_CLI_RENDER_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -36,6 +37,13 @@ std::string RenderNodes(const std::vector<v1::NodeInfo>& nodes);
 std::string RenderWhy(const v1::JobStatus& status, absl::Time now);
 // "attempt 0 failed: rank 1 on node1 was killed by SIGKILL; restart 1 of 3 from ckpt/step_20.pt"
 std::string RenderRestart(const v1::Why& why, const v1::JobStatus& status);
+// What a failure now would lose: since the newest complete checkpoint, or since the attempt began. `time` is
+// that of the steps at the rate seen, where the script tells them, else what has passed.
+struct LostWork {
+  std::optional<int64_t> steps;
+  absl::Duration time;
+};
+LostWork LostIfFailedNow(const v1::JobStatus& status, absl::Time now);
 // How far the attempt has come, and what a failure now would cost; "" when nothing is known.
 std::string RenderProgress(const v1::JobStatus& status, absl::Time now);
 // "node1: no new complete checkpoint for 12 min; ..."; one line.

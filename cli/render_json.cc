@@ -76,6 +76,7 @@ Json ProgressObject(const v1::Progress& progress) {
   json["checkpoints_written"] = progress.complete();
   json["save_interval_s"] = progress.save_interval_s() > 0 ? Json(progress.save_interval_s()) : Json(nullptr);
   json["free_bytes"] = progress.free_bytes() > 0 ? Json(progress.free_bytes()) : Json(nullptr);
+  json["restart_s"] = progress.restart_s() > 0 ? Json(progress.restart_s()) : Json(nullptr);
   return json;
 }
 

@@ -311,6 +311,31 @@ grpc::ServerUnaryReactor* ControlService::Stop(grpc::CallbackServerContext* cont
   return reactor;
 }
 
+grpc::ServerUnaryReactor* ControlService::FenceNode(grpc::CallbackServerContext* context,
+                                                    const v1::FenceNodeRequest* request,
+                                                    v1::NodeInfo* reply) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  absl::StatusOr<core::Caller> caller = CallerFor(*context, request->node());
+  if (!caller.ok()) {
+    FinishLater(reactor, caller.status());
+    return reactor;
+  }
+  core::FenceNode fence;
+  fence.caller = *caller;
+  fence.node = request->node();
+  engine_->Fence(std::move(fence), [this, reactor, reply, name = request->node()](const core::Answer& answer) {
+    if (!answer.status.ok()) return FinishLater(reactor, answer.status);
+    engine_->Query([this, reactor, reply, name](const core::State& state, const core::Contacts& contacts,
+                                                absl::Time now) {
+      for (const auto& [id, node] : state.nodes) {
+        if (id.str() == name || node->name == name) *reply = core::DescribeNode(state, contacts, id, now);
+      }
+      FinishLater(reactor, absl::OkStatus());
+    });
+  });
+  return reactor;
+}
+
 grpc::ServerWriteReactor<v1::JobStatus>* ControlService::Watch(grpc::CallbackServerContext* context,
                                                                const v1::WatchRequest* request) {
   std::shared_ptr<ListStream<v1::JobStatus>> stream = ListStream<v1::JobStatus>::Make(loop_);

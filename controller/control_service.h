@@ -28,6 +28,8 @@ class ControlService : public v1::Control::CallbackService {
                                    v1::JobStatus* reply) override;
   grpc::ServerUnaryReactor* Stop(grpc::CallbackServerContext* context, const v1::StopRequest* request,
                                  v1::StopReply* reply) override;
+  grpc::ServerUnaryReactor* FenceNode(grpc::CallbackServerContext* context,
+                                      const v1::FenceNodeRequest* request, v1::NodeInfo* reply) override;
   grpc::ServerWriteReactor<v1::JobStatus>* Watch(grpc::CallbackServerContext* context,
                                                  const v1::WatchRequest* request) override;
   grpc::ServerWriteReactor<v1::JobStatus>* Jobs(grpc::CallbackServerContext* context,

@@ -127,6 +127,7 @@ absl::Status ControllerImpl::StartEngine() {
   options.config.heartbeat = absl::Milliseconds(options_.heartbeat_ms);
   options.config.node_lease = absl::Milliseconds(options_.node_lease_ms);
   options.config.isolation_timeout = absl::Milliseconds(options_.isolation_timeout_ms);
+  options.config.orphan_timeout = absl::Milliseconds(options_.orphan_timeout_ms);
   options.config.nccl = options_.nccl;
   options.config.version = OurWireVersion();
   options.config.peers = options_.peers;

@@ -34,6 +34,7 @@ struct ControllerOptions {
   uint32_t heartbeat_ms = 1000;
   uint32_t node_lease_ms = 5000;
   uint32_t isolation_timeout_ms = 10000;
+  uint32_t orphan_timeout_ms = 1'800'000;
   std::map<std::string, std::string> nccl;  // full variable name -> value, for every rank
 };
 

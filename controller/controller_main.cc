@@ -40,6 +40,7 @@ dgxrun::ControllerOptions OptionsOf(const dgxrun::ClusterFile& file) {
   options.heartbeat_ms = file.heartbeat_ms;
   options.node_lease_ms = file.node_lease_ms;
   options.isolation_timeout_ms = file.isolation_timeout_ms;
+  options.orphan_timeout_ms = file.orphan_timeout_ms;
   options.nccl = file.nccl;
   return options;
 }

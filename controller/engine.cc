@@ -83,6 +83,10 @@ class EngineImpl : public Engine {
     stop.request = next_request_++;
     Enqueue({.input = core::Input{{}, std::move(stop)}, .done = std::move(done)});
   }
+  void Fence(core::FenceNode fence, AnswerDone done) override {
+    fence.request = next_request_++;
+    Enqueue({.input = core::Input{{}, std::move(fence)}, .done = std::move(done)});
+  }
   void Query(std::function<void(const core::State&, const core::Contacts&, absl::Time)> query) override {
     Enqueue({.task = [this, query = std::move(query)] { query(state_, contacts_, Now()); }});
   }

@@ -47,9 +47,10 @@ class Engine {
   // Whether a peer that sends should wait: kMaxQueued inputs lie before the thread.
   virtual bool saturated() const = 0;
   using AnswerDone = std::function<void(const core::Answer&)>;
-  // Stop and Submit: `done` is called on the engine's thread once the answer is durable.
+  // Submit, Stop and Fence: `done` is called on the engine's thread once the answer is durable.
   virtual void Submit(core::SubmitJob job, std::string environment_bytes, AnswerDone done) = 0;
   virtual void Stop(core::StopJob stop, AnswerDone done) = 0;
+  virtual void Fence(core::FenceNode fence, AnswerDone done) = 0;
   // Runs `query` on the engine's thread; any thread may call.
   virtual void Query(
       std::function<void(const core::State&, const core::Contacts&, absl::Time now)> query) = 0;

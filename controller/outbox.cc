@@ -36,6 +36,8 @@ void Outbox::Send(const core::SendToNode& message) {
     case Kind::kWelcome:
     case Kind::kRefuse:
     case Kind::kStop:
+    case Kind::kCommittee:
+    case Kind::kRemove:
       if (AlreadySent(message)) return;
       break;
     case Kind::kForget:

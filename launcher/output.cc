@@ -23,13 +23,20 @@ namespace {
 
 constexpr int kPipeBytes = 256 << 10;  // a burst of output does not wait for the writer's turn
 constexpr size_t kCopyBytes = 64 << 10;
+constexpr int kHungDisk = ETIMEDOUT;  // as the error of a stream
 constexpr int kExitOwner = 71;  // EX_OSERR: could not become the owner; the files are not touched as root
+
+std::string Reason(int error) {
+  if (error == 0) return "the log writer was killed";
+  return error == kHungDisk ? "the disk does not answer" : strerror(error);
+}
 
 // The writer's half of one stream.
 class StreamCopy {
  public:
-  StreamCopy(int pipe, const std::string& path, StreamCounters* counters)
-      : pipe_(pipe), path_(path), counters_(counters) {
+  // `to_file` false: all is taken and lost, since the disk hangs.
+  StreamCopy(int pipe, const std::string& path, bool to_file, StreamCounters* counters)
+      : pipe_(pipe), path_(path), to_file_(to_file), counters_(counters) {
     OpenFile();
   }
 
@@ -47,6 +54,10 @@ class StreamCopy {
  private:
   void OpenFile() {
     if (path_.empty() || file_.valid()) return;
+    if (!to_file_) {
+      counters_->error = kHungDisk;
+      return;
+    }
     file_.Reset(open(path_.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600));
     if (!file_.valid()) counters_->error = errno;
     // Of a file that a writer before this one made, it is not known how it ends.
@@ -89,8 +100,8 @@ class StreamCopy {
     if (note_.empty() && Untold() > 0) {
       const uint64_t missing = Untold();
       const int error = counters_->error.load();
-      note_ = absl::StrCat(at_line_start_ ? "" : "\n", "[dgxrun: ", missing, " bytes are missing here: ",
-                           error != 0 ? strerror(error) : "the log writer was killed", "]\n");
+      note_ = absl::StrCat(at_line_start_ ? "" : "\n", "[dgxrun: ", missing,
+                           " bytes are missing here: ", Reason(error), "]\n");
       const size_t done = WriteAll(note_.data(), note_.size());
       if (done == 0) {
         note_.clear();  // next time it may be more
@@ -106,6 +117,7 @@ class StreamCopy {
 
   int pipe_;
   const std::string path_;
+  const bool to_file_;
   StreamCounters* counters_;
   UniqueFd file_;
   bool at_line_start_ = false;
@@ -172,7 +184,7 @@ absl::Status Output::StartWriter(Sys& sys, const NodeSpawn& node, const std::vec
     // What a dead one held is lost.
     counters_[i].busy.store(0);
   }
-  absl::StatusOr<pid_t> pid = sys.Fork([&] { RunWriter(node, groups); });
+  absl::StatusOr<pid_t> pid = sys.Fork([&] { RunWriter(node, groups, abandoned_.empty()); });
   if (!pid.ok()) return pid.status();
   writer_ = *pid;
   ++writers_;
@@ -195,7 +207,37 @@ void Output::CloseAllButStreams() {
   for (int fd : unwanted) close(fd);
 }
 
-void Output::RunWriter(const NodeSpawn& node, const std::vector<gid_t>& groups) {
+uint64_t Output::Progress() const {
+  uint64_t steps = 0;
+  for (size_t i = 0; i < streams_.size(); ++i)
+    steps += counters_[i].taken + counters_[i].written + counters_[i].dropped;
+  return steps;
+}
+
+bool Output::HasWork() const {
+  for (size_t i = 0; i < streams_.size(); ++i) {
+    int waiting = 0;
+    if (!streams_[i].read.valid()) continue;
+    if (ioctl(streams_[i].read.get(), FIONREAD, &waiting) == 0 && waiting > 0) return true;
+    if (counters_[i].busy.load() != 0) return true;
+  }
+  return false;
+}
+
+void Output::AbandonWriter() {
+  abandoned_.push_back(writer_);
+  writer_ = 0;
+}
+
+bool Output::AbandonedEnded(pid_t pid) { return std::erase(abandoned_, pid) > 0; }
+
+std::vector<pid_t> Output::WriterPids() const {
+  std::vector<pid_t> pids = abandoned_;
+  pids.push_back(writer_);
+  return pids;
+}
+
+void Output::RunWriter(const NodeSpawn& node, const std::vector<gid_t>& groups, bool to_files) {
   prctl(PR_SET_NAME, "dgxrun-writer");
   CloseAllButStreams();
   if (!BecomeOwner(node, groups)) {
@@ -206,7 +248,8 @@ void Output::RunWriter(const NodeSpawn& node, const std::vector<gid_t>& groups) 
   std::vector<pollfd> polls;
   for (size_t i = 0; i < streams_.size(); ++i) {
     if (!streams_[i].read.valid()) continue;
-    copies.push_back(std::make_unique<StreamCopy>(streams_[i].read.get(), streams_[i].path, &counters_[i]));
+    copies.push_back(
+        std::make_unique<StreamCopy>(streams_[i].read.get(), streams_[i].path, to_files, &counters_[i]));
     polls.push_back(pollfd{streams_[i].read.get(), POLLIN, 0});
   }
   const std::unique_ptr<char[]> buffer(new char[kCopyBytes]);
@@ -247,9 +290,8 @@ void Output::ClearBell() {
 
 std::vector<std::string> Output::Problems() const {
   std::vector<std::string> problems;
-  if (writers_ > 1) {
-    problems.push_back(absl::StrCat("the log writer died and was replaced ", writers_ - 1, " times"));
-  }
+  if (died_ > 0) problems.push_back(absl::StrCat("the log writer died and was replaced ", died_, " times"));
+  if (hung_ > 0) problems.push_back(absl::StrCat("the log writer hung and was replaced ", hung_, " times"));
   return problems;
 }
 
@@ -264,8 +306,7 @@ v1::OutputLost Output::Lost() const {
     lost.set_bytes(lost.bytes() + bytes);
     if (++files > 1) continue;
     const int error = counters.error.load();
-    lost.set_reason(
-        absl::StrCat(streams_[i].path, ": ", error != 0 ? strerror(error) : "the log writer was killed"));
+    lost.set_reason(absl::StrCat(streams_[i].path, ": ", Reason(error)));
   }
   if (files > 1) absl::StrAppend(lost.mutable_reason(), " (and ", files - 1, " more files)");
   return lost;

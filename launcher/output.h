@@ -2,7 +2,11 @@
 //
 // A writer, a child of the shim, reads the pipes and appends to the files as the job's owner. If the disk
 // hangs, the writer hangs; the shim goes on reaping, fencing and killing. The shim keeps copies of the
-// pipes' read ends, so a writer that dies is replaced and no rank ever sees SIGPIPE.
+// pipes' read ends, so a writer that dies or hangs is replaced and no rank ever sees SIGPIPE.
+//
+// One that hangs is killed. Where not even that ends it (it waits for a disk in the kernel), it is abandoned:
+// the next one opens no file, takes what the ranks write and counts it as lost, so that they run on; when the
+// abandoned one is gone at last, the disk answers again, and a writer that writes takes its turn.
 //
 // What the disk does not take (it is full, the folder is gone) is dropped and counted: a disk must not stop
 // the ranks. When it takes bytes again, a line of ours in the file says how many are missing before what
@@ -58,10 +62,25 @@ class Output {
   const std::vector<RankFds>& rank_fds() const { return rank_fds_; }
   void CloseWriteEnds();
 
-  // Forks a writer. Also after one died. ResourceExhausted after kMaxWriters.
+  // Forks a writer. Also after one died or was abandoned. ResourceExhausted after kMaxWriters.
   absl::Status StartWriter(Sys& sys, const NodeSpawn& node, const std::vector<gid_t>& groups);
   pid_t writer() const { return writer_; }  // 0: none
   void WriterEnded() { writer_ = 0; }
+  void WriterDied() { ++died_; }  // for Problems(): not by our hand
+  void WriterHung() { ++hung_; }
+
+  // Changes with every step of a writer; and whether there is anything for it to do. Work and no step: it
+  // hangs.
+  uint64_t Progress() const;
+  bool HasWork() const;
+
+  void AbandonWriter();
+  // A child of ours has ended. True: it was an abandoned writer; when it was the last, writer() should be
+  // replaced.
+  bool AbandonedEnded(pid_t pid);
+  bool HasAbandoned() const { return !abandoned_.empty(); }
+  // All writers that live: they are not the ranks'.
+  std::vector<pid_t> WriterPids() const;
 
   // Nothing of this rank is on its way between pipe and file. When false: `bell` becomes readable at the
   // next progress.
@@ -84,7 +103,7 @@ class Output {
     std::string path;
   };
   explicit Output(size_t ranks);
-  void RunWriter(const NodeSpawn& node, const std::vector<gid_t>& groups);
+  void RunWriter(const NodeSpawn& node, const std::vector<gid_t>& groups, bool to_files);
   void CloseAllButStreams();
   absl::Status AddPipe(size_t index, const std::string& path);
 
@@ -95,7 +114,8 @@ class Output {
   size_t shared_bytes_ = 0;
   UniqueFd bell_;
   pid_t writer_ = 0;
-  int writers_ = 0;
+  std::vector<pid_t> abandoned_;
+  int writers_ = 0, died_ = 0, hung_ = 0;
 };
 
 }  // namespace dgxrun

@@ -36,6 +36,10 @@ constexpr uint32_t kProtocolVersion = 1;
 constexpr absl::Duration kDrainLimit = absl::Seconds(2);
 // How long after that a killed writer may take to vanish; one on a hung disk never does.
 constexpr absl::Duration kWriterKillLimit = absl::Milliseconds(200);
+// A writer that has work and does nothing for so many looks hangs: longer than a disk that is busy, and short
+// for a rank that waits on a full pipe. Counted in looks, so that a machine that was frozen is no hang.
+constexpr absl::Duration kWriterLook = absl::Seconds(1);
+constexpr int kWriterHangLooks = 5;
 // How long a failed rank's report waits for its last output to be in the file, so that its reader finds
 // the traceback there.
 constexpr absl::Duration kExitDrainLimit = absl::Milliseconds(100);
@@ -110,6 +114,8 @@ class Shim {
 
   // The end.
   void CheckGone();
+  void LookAtWriter();
+  void StartWriter();
   bool WriterIsDone();
   void WriterEnded(const ChildEnd& end);
   void LeaveWhenAcked();
@@ -136,6 +142,9 @@ class Shim {
   uint64_t oom_kills_seen_ = 0;
   std::deque<PendingExit> exits_;
   uint64_t say_lost_at_ = 1;  // bytes of lost output at which it is said (again)
+  uint64_t writer_progress_ = 0;
+  int writer_idle_looks_ = 0;  // with work to do
+  pid_t killed_writer_ = 0;    // by us, since it hangs, or since another is to take its turn
   std::vector<std::string> warnings_;
   EventLoop::TimerId gang_timer_ = 0, exit_timer_ = 0, drain_timer_ = 0;
   enum class Drain { kNotYet, kWaiting, kKilled, kGivenUp } drain_ = Drain::kNotYet;
@@ -266,6 +275,7 @@ void Shim::Begin() {
     SayLost();
     DeliverExits(false);
   });
+  loop_.After(kWriterLook, [this] { LookAtWriter(); });
   MakeCgroup();
   UniqueFd null(open("/dev/null", O_RDONLY | O_CLOEXEC));
   spawner_.emplace(sys_, node_);
@@ -355,6 +365,12 @@ void Shim::OnChildren() {
 
 void Shim::TakeEnd(const ChildEnd& end) {
   if (output_ != nullptr && end.pid == output_->writer()) return WriterEnded(end);
+  if (output_ != nullptr && output_->AbandonedEnded(end.pid)) {
+    if (output_->HasAbandoned() || drain_ != Drain::kNotYet) return;
+    killed_writer_ = output_->writer();  // the disk answers again: one that writes takes its turn
+    if (killed_writer_ != 0) sys_.Kill(killed_writer_, SIGKILL);
+    return;
+  }
   if (!spawner_) return;
   const std::vector<pid_t>& pids = spawner_->pids();
   for (size_t i = 0; i < pids.size(); ++i) {
@@ -413,7 +429,7 @@ void Shim::Do(const SignalRanks& action) {
   std::vector<bool> has_group(pids.size(), false);
   for (size_t i = 0; i < pids.size(); ++i) has_group[i] = !reaped_[i];
   // The pid of a reaped rank may be another's by now, unless children of it keep its group alive.
-  for (pid_t pid : Descendants(sys_, getpid(), {output_->writer()})) {
+  for (pid_t pid : Descendants(sys_, getpid(), output_->WriterPids())) {
     const pid_t group = sys_.Group(pid);
     for (size_t i = 0; i < pids.size(); ++i) {
       if (pids[i] == group) has_group[i] = true;
@@ -429,7 +445,7 @@ void Shim::Do(const SignalRanks& action) {
 void Shim::Do(const KillAll&) {
   if (cgroup_) cgroup_->KillAll();
   // What left the cgroup, or was never in one.
-  if (output_ != nullptr) KillDescendantsOnce(sys_, {output_->writer()});
+  if (output_ != nullptr) KillDescendantsOnce(sys_, output_->WriterPids());
   loop_.Post([this] { CheckGone(); });  // there may be none, and so no death to wake us
 }
 
@@ -477,7 +493,34 @@ void Shim::WriterEnded(const ChildEnd& end) {
   const bool at_the_end = end.signal == 0 && end.exit_code == 0;
   if (at_the_end || drain_ == Drain::kKilled) return;
   if (end.signal == 0) return;  // it gave up by itself (not the owner): another would do the same
-  (void)output_->StartWriter(sys_, node_, groups_).ok();  // the limit is told in Problems()
+  if (end.pid != killed_writer_) output_->WriterDied();
+  StartWriter();
+}
+
+void Shim::StartWriter() {
+  killed_writer_ = 0;
+  writer_idle_looks_ = 0;
+  if (!output_->StartWriter(sys_, node_, groups_).ok())
+    return;  // ranks wait on full pipes; Problems() says why
+}
+
+void Shim::LookAtWriter() {
+  loop_.After(kWriterLook, [this] { LookAtWriter(); });
+  const pid_t writer = output_->writer();
+  if (writer == 0 || drain_ != Drain::kNotYet) return;
+  const uint64_t progress = output_->Progress();
+  const bool hangs = output_->HasWork() && progress == writer_progress_;
+  writer_progress_ = progress;
+  writer_idle_looks_ = hangs ? writer_idle_looks_ + 1 : 0;
+  if (writer_idle_looks_ < kWriterHangLooks || killed_writer_ == writer) return;
+  output_->WriterHung();
+  killed_writer_ = writer;
+  sys_.Kill(writer, SIGKILL);
+  loop_.After(kWriterKillLimit, [this, writer] {
+    if (output_->writer() != writer || drain_ != Drain::kNotYet) return;
+    output_->AbandonWriter();
+    StartWriter();
+  });
 }
 
 // The writer ends by itself once nobody holds a pipe's other end.
@@ -506,16 +549,17 @@ bool Shim::WriterIsDone() {
 
 void Shim::CheckGone() {
   if (!gang_ || gang_->state() != GangState::kKilling) return;
-  const pid_t writer = output_ == nullptr ? 0 : output_->writer();
+  const std::vector<pid_t> writers = output_ == nullptr ? std::vector<pid_t>() : output_->WriterPids();
   // Each death may have given us children that were born after the last pass.
-  if (KillDescendantsOnce(sys_, {writer}) > 0) return;
+  if (KillDescendantsOnce(sys_, writers) > 0) return;
   if (cgroup_ && !cgroup_->Empty()) {
     cgroup_->KillAll();
     return;  // the next death, or the gang's timer
   }
   if (!WriterIsDone()) return;
   ChildEnd end;
-  if (drain_ != Drain::kGivenUp) {
+  const bool writer_stays = drain_ == Drain::kGivenUp || (output_ != nullptr && output_->HasAbandoned());
+  if (!writer_stays) {
     const Reaped reaped = sys_.Reap(false, &end);
     if (reaped == Reaped::kOne) {
       TakeEnd(end);
@@ -532,7 +576,7 @@ void Shim::CheckGone() {
     notes = output_->Problems();
     lost = output_->Lost();
   }
-  if (drain_ == Drain::kGivenUp) notes.push_back("the log writer hangs; its last bytes may be lost");
+  if (writer_stays) notes.push_back("the log writer hangs; its last bytes may be lost");
   Perform(gang_->NoDescendants(notes, lost));
 }
 

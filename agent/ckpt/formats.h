@@ -36,6 +36,8 @@ void JudgeLightningFile(Review& review);
 void JudgeLightningFolder(Review& review);
 void JudgeMegatron(Review& review, std::string_view folder);  // torch_dist, torch_dcp, legacy
 void JudgeNemo(Review& review);
+// Where Megatron left digests of its files: all that are named are there; `deep` reads them all.
+void CheckIntegrity(Review& review, std::string_view folder);
 void JudgeTorchFolder(Review& review);  // loose torch.save and safetensors files
 void JudgeTorchFile(Review& review);
 

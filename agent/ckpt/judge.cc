@@ -86,7 +86,7 @@ void JudgeFolder(Review& review) {
     JudgeDeepSpeed(review, "");
   } else if (HasRankFolders(tree)) {
     JudgeMegatron(review, "");
-  } else if (HasDataFiles(tree)) {
+  } else if (HasDataFiles(tree) || LooksLikeWeights(tree, "")) {
     JudgeTorchFolder(review);
   } else {
     review.Fault(v1::VERDICT_UNVERIFIED, "", "not a format that is known");

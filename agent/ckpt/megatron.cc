@@ -57,6 +57,7 @@ void JudgeDist(Review& review, std::string_view folder) {
     }
   }
   review.CheckOrder(JoinPath(folder, ".metadata"), backend);
+  CheckIntegrity(review, folder);
 }
 
 void JudgeDcpOnly(Review& review, std::string_view folder) {

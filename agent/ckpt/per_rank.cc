@@ -23,7 +23,7 @@ std::vector<std::string> RankFiles::files() const {
 
 void RankFiles::NoteMissing(Review& review, std::string_view reason) const {
   if (by_rank_.empty()) return;
-  const int64_t count = std::max<int64_t>(by_rank_.rbegin()->first + 1, review.options().world_size);
+  const int64_t count = by_rank_.rbegin()->first + 1;
   for (int64_t rank = 0; rank < std::min(count, kMaxNamedRanks); ++rank) {
     if (by_rank_.count(rank) == 0) {
       review.Missing(Cat({path_, Str(static_cast<uint64_t>(rank)), suffix_}), 0, std::string(reason));

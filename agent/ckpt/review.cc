@@ -93,6 +93,11 @@ std::unique_ptr<File> Review::Open(std::string_view file) {
     Fault(v1::VERDICT_CORRUPT, file, "a symbolic link: what it points to is not part of the checkpoint");
     return nullptr;
   }
+  // No save makes one, and a framework that opens a pipe waits for ever.
+  if (info->type != FileType::kFile) {
+    Fault(v1::VERDICT_CORRUPT, file, "neither a file nor a folder");
+    return nullptr;
+  }
   absl::StatusOr<std::unique_ptr<File>> opened = source_.Open(JoinPath(path_, file));
   if (!opened.ok()) {
     FaultOf(opened.status(), file);
@@ -229,7 +234,10 @@ v1::CheckpointFinding Review::Finish() {
   checkpoint.set_format(format_);
   checkpoint.set_bytes(tree_.bytes());
   const int64_t quiet_ns = absl::ToInt64Nanoseconds(options_.quiet_time);
-  const bool recent = quiet_ns > 0 && absl::ToUnixNanos(options_.now) - tree_.newest_ns() < quiet_ns;
+  // A time that lies further ahead than that is not of a save that goes on: a clock was wrong, or a copy set
+  // it.
+  const int64_t age_ns = absl::ToUnixNanos(options_.now) - tree_.newest_ns();
+  const bool recent = age_ns < quiet_ns && age_ns > -quiet_ns;
   const bool good = verdict_ == v1::VERDICT_COMPLETE || verdict_ == v1::VERDICT_WEIGHTS_ONLY;
   if (recent && (!good || unmarked_)) {
     reason_ = good ? "changed just now, and nothing marks the end of a save in this format"

@@ -56,13 +56,13 @@ bool Comparable(const Listed& a, const Listed& b) {
 }  // namespace
 
 std::vector<std::string> ComparedNames(const Tree& tree, const v1::Checkpoint& checkpoint,
-                                       uint32_t world_size) {
+                                       const std::vector<uint32_t>& world_sizes) {
   std::vector<std::string> names;
   if (!tree.is_folder() || tree.files().size() > kMaxComparedFiles || !IsCompared(checkpoint.format()))
     return names;
   const auto ranks = std::count_if(tree.files().begin(), tree.files().end(),
                                    [](const auto& file) { return IsRankFile(file.first); });
-  const bool all_ranks = world_size > 0 && ranks == static_cast<ptrdiff_t>(world_size);
+  const bool all_ranks = std::find(world_sizes.begin(), world_sizes.end(), ranks) != world_sizes.end();
   for (const auto& [path, info] : tree.files()) {
     if (all_ranks && IsRankFile(path)) continue;
     const bool counts = HasDataExtension(path) || path.ends_with(".json");

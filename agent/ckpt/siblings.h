@@ -22,9 +22,9 @@ struct Listed {
   std::vector<std::string> names;
 };
 
-// The names to compare. `world_size`: of the options; files of ranks are left out if there are as many.
+// The names to compare. `world_sizes`: of the options; files of ranks are left out if there are as many.
 std::vector<std::string> ComparedNames(const Tree& tree, const v1::Checkpoint& checkpoint,
-                                       uint32_t world_size);
+                                       const std::vector<uint32_t>& world_sizes);
 
 // `listed` newest first. A COMPLETE checkpoint that lacks files of an older COMPLETE one of its format
 // becomes PARTIAL, unless a third one lacks just the same: then the script has changed what it saves.

@@ -51,14 +51,11 @@ void JudgeTorchFile(Review& review) {
 void JudgeTorchFolder(Review& review) {
   const Tree& tree = review.tree();
   std::string_view format;
-  JudgeWeights(review, "");
+  if (JudgeWeights(review, "") != Weights::kNone) format = kSafetensors;
   for (const auto& [path, info] : tree.files()) {
     if (!HasDataExtension(path)) continue;
     const bool weights = path.find('/') == std::string::npos && IsWeightsName(path);
-    if (weights) {
-      if (format.empty()) format = kSafetensors;
-      continue;
-    }
+    if (weights) continue;
     DataFile data = CheckDataFile(review, path);
     if (data.kind != DataKind::kBad) review.Sound(path);
     const std::string_view its = FormatOf(data.kind, path);

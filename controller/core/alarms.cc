@@ -59,8 +59,8 @@ void CheckSilence(Draft* draft, const Job& job, const AttemptProgress& progress)
 
 void CheckDisk(Draft* draft, const Job& job, const AttemptProgress& progress) {
   const v1::Progress& summary = progress.summary;
-  if (summary.free_bytes() == 0 || !summary.has_newest() || summary.free_bytes() >= summary.newest().bytes())
-    return;
+  if (!summary.has_newest() || progress.short_since == absl::InfiniteFuture()) return;
+  if (job.spec.ckpt().keep_last() > 0 && draft->now() - progress.short_since < kTidyTime) return;
   if (HasAlarm(job, job.attempt->number, v1::ALARM_KIND_DISK_FORETOLD)) return;
   std::string when;
   if (summary.save_interval_s() > 0) {
@@ -75,12 +75,25 @@ void CheckDisk(Draft* draft, const Job& job, const AttemptProgress& progress) {
 
 void CheckNotes(Draft* draft, const JobId& id, const AttemptProgress& progress) {
   for (const auto& [node, note] : progress.notes) {
-    if (!absl::StartsWith(note, "TMPDIR ")) continue;
     const Job* job = FindJobById(draft->state(), id);
-    if (HasAlarm(*job, job->attempt->number, v1::ALARM_KIND_TMPDIR)) return;
     const AttemptNode* share = FindShare(*job->attempt, node);
-    RaiseAlarm(draft, id, v1::ALARM_KIND_TMPDIR, note, share != nullptr ? share->name : "");
+    const std::string name = share != nullptr ? share->name : "";
+    if (absl::StartsWith(note, "TMPDIR ")) {
+      if (HasAlarm(*job, job->attempt->number, v1::ALARM_KIND_TMPDIR)) continue;
+      RaiseAlarm(draft, id, v1::ALARM_KIND_TMPDIR, note, name);
+    } else if (absl::StartsWith(note, "--ckpt-keep: ")) {  // it could not
+      RaiseAlarm(draft, id, v1::ALARM_KIND_CHECKPOINT_BAD, note, name);
+    }
   }
+}
+
+// The script goes on: a restart is done, and has taken so long.
+void NoteRestart(Draft* draft, const Job& job, const AttemptProgress& progress) {
+  if (job.failed_at == absl::InfinitePast() || !progress.summary.from_script()) return;
+  v1::Record record;
+  record.mutable_restart_done()->set_job_id(job.id.str());
+  record.mutable_restart_done()->set_attempt(job.attempt->number.value());
+  draft->Add(std::move(record));
 }
 
 }  // namespace
@@ -121,7 +134,8 @@ void DecideProgress(Draft* draft, const JobId& id) {
   const Job* job = running();
   const AttemptProgress* progress = job != nullptr ? ProgressOf(draft->contacts(), *job) : nullptr;
   if (progress == nullptr) return;
-  CheckReset(draft, *job, *progress);
+  NoteRestart(draft, *job, *progress);
+  if ((job = running()) != nullptr) CheckReset(draft, *job, *progress);
   if ((job = running()) != nullptr) CheckSilence(draft, *job, *progress);
   if ((job = running()) != nullptr) CheckDisk(draft, *job, *progress);
   if (running() != nullptr) CheckNotes(draft, id, *progress);

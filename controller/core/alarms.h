@@ -28,6 +28,9 @@ inline constexpr int kIntervalsWithout = 3;
 // Saves closer together than this are not worth a word when they stop coming.
 inline constexpr absl::Duration kMinSilence = absl::Seconds(30);
 
+// With --ckpt-keep old ones make room within some seconds: told by one heartbeat, removed, told by another.
+inline constexpr absl::Duration kTidyTime = absl::Seconds(20);
+
 // From what the nodes tell of the live attempt's progress: alarms, and the stop where the job asked for one.
 void DecideProgress(Draft* draft, const JobId& job);
 

@@ -193,10 +193,14 @@ void OnNodeGone(Attempt* attempt, const v1::NodeGone& r, uint64_t order) {
 
 void OnAttemptEnded(Job* job, const v1::AttemptEnded& r, absl::Time at) {
   Attempt& attempt = AttemptOf(job, r.attempt());
-  job->loaded_before.reset();
   if (attempt.launched) {
     job->loaded_before = Loaded{attempt.checkpoint.value_or(v1::Checkpoint()), at - attempt.launched_at};
+  } else if (r.why().cause() != v1::CAUSE_UNSPECIFIED) {
+    job->loaded_before.reset();  // `why` is no longer that attempt's
+  } else {
+    job->never_launched++;
   }
+  const absl::Time failed_at = attempt.stopping_at != absl::InfinitePast() ? attempt.stopping_at : at;
   attempt.phase = Attempt::Phase::kEnded;
   job->phase = Job::Phase::kQueued;
   job->short_failures = r.short_failures();
@@ -204,6 +208,14 @@ void OnAttemptEnded(Job* job, const v1::AttemptEnded& r, absl::Time at) {
   if (!r.restart()) return;
   job->restarts++;
   job->not_before = absl::FromUnixNanos(r.not_before_unix_ns());
+  job->failed_at = failed_at;
+}
+
+void OnRestartDone(Job* job, absl::Time at) {
+  if (job->failed_at == absl::InfinitePast()) return;
+  job->restarts_took.push_back(at - job->failed_at);
+  if (job->restarts_took.size() > kMaxRestartsTook) job->restarts_took.erase(job->restarts_took.begin());
+  job->failed_at = absl::InfinitePast();
 }
 
 void OnJobEnded(Job* job, const v1::JobEnded& r, absl::Time at) {
@@ -345,6 +357,8 @@ void Apply(State* state, const v1::Record& record) {
       if (job.alarms.size() < kMaxAlarms) job.alarms.push_back(record.alarm_raised().alarm());
       return;
     }
+    case v1::Record::kRestartDone:
+      return OnRestartDone(&JobOf(state, record.restart_done().job_id()), at);
     case v1::Record::kClusterAdopted:
       state->cluster_id = record.cluster_adopted().cluster_id();
       return;

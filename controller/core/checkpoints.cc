@@ -7,6 +7,8 @@
 #include "absl/strings/str_cat.h"
 #include "agent/ckpt/format.h"
 #include "agent/ckpt/merge.h"
+#include "agent/ckpt/reshard.h"
+#include "controller/core/progress.h"
 
 namespace dgxrun::core {
 namespace {
@@ -87,6 +89,10 @@ const v1::Checkpoint* First(const Job& job, const std::vector<v1::Checkpoint>& a
 const v1::Checkpoint* Chosen(const Job& job, const std::vector<v1::Checkpoint>& all) {
   if (const auto* best = First(job, all, [](v1::Verdict v) { return v == v1::VERDICT_COMPLETE; }))
     return best;
+  // The last complete one is given again, whatever became of those that loaded it.
+  for (const v1::Checkpoint& checkpoint : all) {
+    if (checkpoint.verdict() == v1::VERDICT_COMPLETE) return &checkpoint;
+  }
   return First(job, all, IsSecondBest);
 }
 
@@ -108,6 +114,10 @@ CheckpointChoice ChooseCheckpoint(const Job& job, const Attempt& attempt) {
   const v1::Checkpoint* chosen = Chosen(job, all);
   if (chosen != nullptr) {
     choice.checkpoint = *chosen;
+    if (IsPoisoned(job, *chosen)) {
+      choice.lines.push_back(absl::StrCat("attempts failed soon after loading ", chosen->path(),
+                                          "; it is the last complete one, so it is loaded again"));
+    }
     // Of a wire 1.0 agent nothing is known, and its user was never told otherwise.
     if (chosen->verdict() != v1::VERDICT_COMPLETE && !chosen->reason().empty()) {
       choice.lines.push_back(absl::StrCat("no complete checkpoint: resuming from ", chosen->path(), " (",
@@ -127,6 +137,32 @@ CheckpointChoice ChooseCheckpoint(const Job& job, const Attempt& attempt) {
     }
   }
   return choice;
+}
+
+std::optional<std::string> WhyNotSmaller(const Job& job, const Attempt& attempt) {
+  if (attempt.nodes.size() >= job.spec.nodes()) return std::nullopt;
+  const std::optional<v1::Checkpoint> choice = ChooseCheckpoint(job, attempt).checkpoint;
+  if (!choice) return std::nullopt;
+  const ckpt::ReshardAnswer answer = ckpt::CanLoadAtOtherWorldSize(choice->format());
+  if (answer.answer != ckpt::Reshard::kNo) return std::nullopt;
+  return absl::StrCat("fewer cannot load ", choice->path(), ": ", answer.reason);
+}
+
+bool LiesWholeOnOneNode(const Attempt& attempt, const AttemptProgress* progress,
+                        const v1::Checkpoint& checkpoint) {
+  const auto whole = [&](const v1::CheckpointFinding& finding) {
+    return finding.checkpoint().path() == checkpoint.path() &&
+           finding.checkpoint().verdict() != v1::VERDICT_PARTIAL;
+  };
+  for (const auto& share : attempt.nodes) {
+    if (share->findings.empty() && share->checkpoint) return true;  // an agent of wire 1.0 does not say
+    if (std::any_of(share->findings.begin(), share->findings.end(), whole)) return true;
+  }
+  if (progress == nullptr) return false;
+  return std::any_of(progress->nodes.begin(), progress->nodes.end(), [&](const auto& node) {
+    auto seen = node.second.seen.find(checkpoint.path());
+    return seen != node.second.seen.end() && whole(seen->second);
+  });
 }
 
 bool HasSecondRound(const AttemptNode& share) { return !share.findings.empty() || !share.notes.empty(); }
@@ -198,9 +234,8 @@ std::optional<Poison> PoisonAfter(const Job& job, const Attempt& attempt, const 
   without.poisoned.push_back(loaded);
   const std::vector<v1::Checkpoint> all = Merged(attempt);
   const v1::Checkpoint* next = Chosen(without, all);
-  // A complete one is never given up for one that is not.
-  poison.last = next == nullptr ||
-                (loaded.verdict() == v1::VERDICT_COMPLETE && next->verdict() != v1::VERDICT_COMPLETE);
+  // Of an attempt that was adopted it is not known what else was found; the next one's nodes will tell.
+  poison.last = !all.empty() && (next == nullptr || Same(*next, loaded));
   return poison;
 }
 

@@ -9,7 +9,7 @@
 // choice is a function of the records alone, so either may be repeated after a crash of anybody.
 //
 // Poison: two attempts in a row that loaded the same checkpoint and failed in the same way soon after. It is
-// then passed over and moved aside, but never if it is the last complete one.
+// then passed over and moved aside, but never if it is the last complete one: that one is given again.
 #ifndef DGXRUN_CONTROLLER_CORE_CHECKPOINTS_H_
 #define DGXRUN_CONTROLLER_CORE_CHECKPOINTS_H_
 
@@ -46,6 +46,14 @@ bool AllFound(const Attempt& attempt);
 bool IsPrepared(const Attempt& attempt);
 // Whether an answer is to the second question: what the node has made its pointers name is named in it.
 bool AnswersSecondRound(const v1::Prepared& prepared, const CheckpointChoice& choice);
+
+// An attempt with fewer nodes than the job asks for: why it cannot load what its nodes have found. nullopt: it
+// can, or there is nothing to load, or it has all nodes.
+std::optional<std::string> WhyNotSmaller(const Job& job, const Attempt& attempt);
+// Whether a single node of the attempt has the whole of it, as far as they have told (`progress` may be null).
+// Else its files lie on several nodes' own disks, and it is lost with each of them.
+bool LiesWholeOnOneNode(const Attempt& attempt, const AttemptProgress* progress,
+                        const v1::Checkpoint& checkpoint);
 
 // The attempt has failed and is started again: the checkpoint that it had loaded is to be poisoned, and why.
 // `newest`: newest complete one that the nodes have seen since; absent: none was seen.

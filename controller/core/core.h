@@ -56,7 +56,7 @@ v1::NodeInfo DescribeNode(const State& state, const Contacts& contacts, const No
 // `what`: id, name (the newest of that name), or empty (the newest that the caller owns). NotFound names it.
 absl::StatusOr<JobId> FindJob(const State& state, const Caller& caller, const std::string& what);
 
-enum class Verb { kSubmit, kSee, kStop, kReadLogs, kSeeNodes };
+enum class Verb { kSubmit, kSee, kStop, kReadLogs, kSeeNodes, kFenceNode };
 // OK, or PermissionDenied with a line that names the owner. `owner` is null for verbs without a job.
 absl::Status Authorize(const Caller& caller, Verb verb, const v1::Owner* owner);
 

@@ -3,10 +3,11 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "agent/ckpt/reshard.h"
 #include "controller/core/alarms.h"
 #include "controller/core/check.h"
 #include "controller/core/checkpoints.h"
+#include "controller/core/committee.h"
+#include "controller/core/peers.h"
 #include "controller/core/placement.h"
 #include "controller/core/plan.h"
 #include "controller/core/restart_policy.h"
@@ -133,9 +134,32 @@ void StopAll(Draft* draft, const Job& job, const Attempt& attempt, v1::Cause cau
   draft->Add(std::move(record));
 }
 
+// The newest complete one that was known lay on the disk of a node that is gone.
+void SayWhatIsAway(Draft* draft, const JobId& id, const Attempt& attempt, const CheckpointChoice& choice) {
+  const Job* job = FindJobById(draft->state(), id);
+  std::optional<v1::Checkpoint> known;
+  if (job->loaded_before && !job->loaded_before->checkpoint.path().empty())
+    known = job->loaded_before->checkpoint;
+  auto before = draft->contacts().progress.find(id);
+  if (before != draft->contacts().progress.end() && before->second.summary.has_newest())
+    known = before->second.summary.newest();
+  if (!known || known->verdict() != v1::VERDICT_COMPLETE) return;
+  for (const auto& share : attempt.nodes) {
+    for (const auto& finding : share->findings) {
+      if (finding.checkpoint().path() == known->path()) return;  // the choice's own lines tell of it
+    }
+  }
+  if (choice.checkpoint && choice.checkpoint->step() >= known->step()) return;
+  RaiseAlarm(draft, id, v1::ALARM_KIND_CHECKPOINT_BAD,
+             absl::StrCat("checkpoint ", known->path(), " was complete, and none of these nodes has it now: ",
+                          choice.checkpoint ? absl::StrCat("resuming from ", choice.checkpoint->path())
+                                            : "training begins anew"));
+}
+
 // What was passed over, repaired or moved aside; nodes that share a folder may say the same.
 void SayAboutCheckpoints(Draft* draft, const JobId& id, const Attempt& attempt,
                          const CheckpointChoice& choice) {
+  SayWhatIsAway(draft, id, attempt, choice);
   std::vector<std::pair<std::string, std::string>> notes;
   for (const auto& share : attempt.nodes) {
     for (const std::string& note : share->notes) notes.emplace_back(note, share->name);
@@ -158,18 +182,16 @@ bool Launch(Draft* draft, const Job& job, const Attempt& attempt) {
              absl::StrCat("node ", attempt.nodes[0]->name, " has no address that other nodes can reach"));
     return true;
   }
-  const CheckpointChoice choice = ChooseCheckpoint(job, attempt);
-  if (attempt.nodes.size() < job.spec.nodes() && choice.checkpoint) {
-    // Placement knew of no such checkpoint; the nodes have one.
-    const agent::ckpt::ReshardAnswer answer =
-        agent::ckpt::CanLoadAtOtherWorldSize(choice.checkpoint->format());
-    if (answer.answer == agent::ckpt::Reshard::kNo) {
-      AddFault(draft, job.id, attempt.nodes[0]->node, v1::CAUSE_LAUNCH_REFUSED, -1,
-               absl::StrCat(attempt.nodes.size(), " nodes cannot load ", choice.checkpoint->path(), ": ",
-                            answer.reason));
-      return true;
-    }
+  if (const std::optional<std::string> why = WhyNotSmaller(job, attempt)) {
+    // Placement knew of no such checkpoint; the nodes have one. Nothing has failed: placement, which now
+    // knows, waits for all nodes.
+    RestartVerdict not_so;
+    not_so.short_failures = job.short_failures;
+    not_so.reason = absl::StrCat("not launched: ", *why);
+    AddAttemptEnded(draft, job.id, v1::Why(), not_so);
+    return true;
   }
+  const CheckpointChoice choice = ChooseCheckpoint(job, attempt);
   v1::Record record;
   v1::AttemptLaunched* launched = record.mutable_attempt_launched();
   launched->set_job_id(job.id.str());
@@ -203,7 +225,11 @@ bool StepQueued(Draft* draft, const Job& job) {
     EndJob(draft, job.id, v1::JOB_STATE_STOPPED, why);
     return true;
   }
-  return PlaceNext(draft, job);
+  if (PlaceNext(draft, job)) return true;
+  const std::optional<v1::Why> away = NodesStayedAway(draft->state(), draft->contacts(), job, draft->now());
+  if (!away) return false;
+  EndJob(draft, job.id, v1::JOB_STATE_FAILED, *away);
+  return true;
 }
 
 bool StepStopping(Draft* draft, const Job& job, const Attempt& attempt) {
@@ -311,14 +337,18 @@ Decision Decide(const State& state, const Contacts& contacts, const Input& input
     DecideTick(&draft);
   } else if (const auto* connected = std::get_if<NodeConnected>(&input.body)) {
     DecideConnected(&draft, *connected);
+  } else if (const auto* heartbeat = std::get_if<NodeHeartbeat>(&input.body)) {
+    TakeCommittee(&draft, *heartbeat);
   } else if (const auto* report = std::get_if<NodeReport>(&input.body)) {
     DecideReport(&draft, *report);
   } else if (const auto* submit = std::get_if<SubmitJob>(&input.body)) {
     DecideSubmit(&draft, *submit);
   } else if (const auto* stop = std::get_if<StopJob>(&input.body)) {
     DecideStop(&draft, *stop);
+  } else if (const auto* fence = std::get_if<FenceNode>(&input.body)) {
+    DecideFence(&draft, *fence);
   }
-  // NodeDisconnected and NodeHeartbeat decide nothing: silence is judged by Tick.
+  // NodeDisconnected decides nothing: silence is judged by Tick.
   // Anything that was decided may have freed what another job waits for.
   if (draft.HasRecords()) AdvanceAll(&draft);
   return draft.Take();

@@ -44,6 +44,7 @@ void DecideConnected(Draft* draft, const NodeConnected& input);
 void DecideReport(Draft* draft, const NodeReport& input);
 void DecideSubmit(Draft* draft, const SubmitJob& input);
 void DecideStop(Draft* draft, const StopJob& input);
+void DecideFence(Draft* draft, const FenceNode& input);
 
 // All that follows for one job from the state as it is; then it is at rest until the next input.
 void Advance(Draft* draft, const JobId& job);

@@ -2,6 +2,7 @@
 #include <google/protobuf/util/message_differencer.h>
 
 #include "absl/strings/str_cat.h"
+#include "controller/core/committee.h"
 #include "controller/core/decide.h"
 #include "controller/core/hello.h"
 #include "controller/core/peers.h"
@@ -14,6 +15,7 @@ bool SameNode(const Node& node, const NodeConnected& input) {
   return node.phase == NodePhase::kUp && node.name == hello.node_name() && node.boot_id == hello.boot_id() &&
          node.peer_address == input.peer_address && node.agent_user == hello.agent_user() &&
          node.release == hello.version().release() &&
+         node.witness == WitnessTarget(hello, input.peer_address) &&
          google::protobuf::util::MessageDifferencer::Equals(node.inventory, hello.inventory()) &&
          node.offer.has_value() == hello.has_offer() &&
          (!node.offer || google::protobuf::util::MessageDifferencer::Equals(*node.offer, hello.offer()));
@@ -97,9 +99,12 @@ void DecideConnected(Draft* draft, const NodeConnected& input) {
     *admitted->mutable_inventory() = hello.inventory();
     admitted->set_agent_user(hello.agent_user());
     admitted->set_release(hello.version().release());
+    admitted->set_witness(WitnessTarget(hello, input.peer_address));
     if (hello.has_offer()) *admitted->mutable_offer() = hello.offer();
     draft->Add(std::move(record));
   }
+  TakeCommittee(draft, input);
+  NameCommittee(draft);
   for (const JobId& job : JobsOn(draft->state(), id)) CheckShare(draft, job, input, rebooted);
   if (peers) {
     TellSnapshot(draft, hello);

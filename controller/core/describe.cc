@@ -5,6 +5,7 @@
 #include "absl/strings/str_join.h"
 #include "controller/core/check.h"
 #include "controller/core/checkpoints.h"
+#include "controller/core/committee.h"
 #include "controller/core/core.h"
 #include "controller/core/placement.h"
 #include "controller/core/progress.h"
@@ -82,14 +83,26 @@ void DescribeShare(const State& state, const Contacts& contacts, const Job& job,
   }
 }
 
-std::string WaitingForGone(const State& state, const Attempt& attempt) {
+std::string WaitingForGone(const State& state, const Contacts& contacts, const Attempt& attempt) {
   std::vector<std::string> parts;
   for (const auto& share : attempt.nodes) {
     if (share->phase == AttemptNode::Phase::kGone) continue;
     const Node* node = FindNode(state, share->node);
     const bool lost = node == nullptr || node->phase != NodePhase::kUp;
-    parts.push_back(lost ? absl::StrCat("node ", share->name, " (lost) to be fenced")
-                         : absl::StrCat("ranks on node ", share->name, " to be gone"));
+    if (!lost) {
+      parts.push_back(absl::StrCat("ranks on node ", share->name, " to be gone"));
+      continue;
+    }
+    const std::vector<std::string> silent =
+        node == nullptr ? std::vector<std::string>() : SilentMembers(state, contacts, *node);
+    // While so many witnesses are silent, its ranks may live on: no time proves that they are dead.
+    parts.push_back(silent.empty()
+                        ? absl::StrCat("node ", share->name, " (lost) to be fenced")
+                        : absl::StrCat("proof that node ", share->name, " is off, since ",
+                                       absl::StrJoin(silent, ", "),
+                                       " of the committee do not answer either: its return, its reboot, or "
+                                       "`dgxrun nodes fence ",
+                                       share->name, " --is-off`"));
   }
   return absl::StrJoin(parts, ", ");
 }
@@ -131,7 +144,7 @@ std::string WaitingFor(const State& state, const Contacts& contacts, const Job& 
       }
       return absl::StrJoin(parts, ", ");
     case Attempt::Phase::kStopping:
-      return WaitingForGone(state, *attempt);
+      return WaitingForGone(state, contacts, *attempt);
     case Attempt::Phase::kRunning:
     case Attempt::Phase::kEnded:
       return "";

@@ -18,12 +18,12 @@ namespace dgxrun::core {
 // A message to a node. `kind` with (job, attempt, node) is the effect's identity: the outbox sends each
 // once per connection. For kLaunch the outbox adds the environment blob when sending.
 struct SendToNode {
-  enum class Kind { kWelcome, kRefuse, kHeartbeatAnswer, kAck, kPrepare, kLaunch, kStop, kForget };
+  enum class Kind { kWelcome, kRefuse, kHeartbeatAnswer, kAck, kPrepare, kLaunch, kStop, kForget, kCommittee, kRemove };
   Kind kind;
   NodeId node;
   ConnectionId connection = 0;
-  JobId job;          // empty for kWelcome, kRefuse, kHeartbeatAnswer, kAck
-  AttemptNo attempt;  // of kPrepare, kLaunch, kStop
+  JobId job;          // empty for kWelcome, kRefuse, kHeartbeatAnswer, kAck, kCommittee
+  AttemptNo attempt;  // of kPrepare, kLaunch, kStop, kRemove
   v1::ControllerMsg message;
 };
 struct DeleteEnvironment {  // the job has ended: its blob goes

@@ -71,10 +71,16 @@ struct StopJob {
   std::string reason;
 };
 
+struct FenceNode {  // a person's word that a lost node is off
+  RequestId request = 0;
+  Caller caller;
+  std::string node;  // id or name
+};
+
 struct Input {
   absl::Time now;
   std::variant<ControllerStarted, Tick, NodeConnected, NodeDisconnected, NodeHeartbeat, NodeReport, SubmitJob,
-               StopJob>
+               StopJob, FenceNode>
       body;
 };
 

@@ -4,6 +4,7 @@
 #include <set>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 
 namespace dgxrun::core {
 namespace {
@@ -48,7 +49,8 @@ absl::Status CheckJob(const State& state, const Job& job) {
   const std::string& where = job.id.str();
   if (job.number == 0 || job.number > state.last_job_number) return BrokenIn(where, "number out of range");
   if (job.restarts > job.spec.max_restarts()) return BrokenIn(where, "restart budget exceeded");
-  if (job.next_attempt.value() > job.restarts + 1) return BrokenIn(where, "an attempt without a restart");
+  if (job.next_attempt.value() > job.restarts + job.never_launched + 1)
+    return BrokenIn(where, "an attempt without a restart");
   if (job.spec.ranks_per_node() == 0 || job.spec.nodes() == 0) return BrokenIn(where, "spec not resolved");
   const Attempt* live = LiveAttempt(job);
   if ((live != nullptr) != (job.phase == Job::Phase::kActive))
@@ -131,13 +133,24 @@ std::string DumpState(const State& state) {
   for (const auto& [id, node] : state.nodes) {
     absl::StrAppend(&out, "node ", id.str(), " ", node->name, " boot ", node->boot_id, " peer ",
                     node->peer_address, " phase ", static_cast<int>(node->phase), " user ", node->agent_user,
+                    " witness ", node->witness, " committee ", node->committee,
                     " ", node->release, " ", node->inventory.ShortDebugString(),
                     node->offer ? absl::StrCat(" offers ", node->offer->ShortDebugString()) : "", "\n");
+  }
+  for (const auto& [number, committee] : state.committees) {
+    absl::StrAppend(&out, "committee ", committee.ShortDebugString(), "\n");
   }
   for (const auto& [id, job] : state.jobs) {
     absl::StrAppend(&out, "job ", id.str(), " key ", job->key, " phase ", static_cast<int>(job->phase),
                     " next ", job->next_attempt.value(), " restarts ", job->restarts, " short ",
-                    job->short_failures, " not before ", absl::ToUnixNanos(job->not_before), " state ",
+                    job->short_failures, " never launched ", job->never_launched, " failed at ",
+                    absl::ToUnixNanos(job->failed_at), " restarts took ",
+                    absl::StrJoin(job->restarts_took, " ",
+                                  [](std::string* out, absl::Duration took) {
+                                    absl::StrAppend(out, absl::FormatDuration(took));
+                                  }),
+                    " not before ",
+                    absl::ToUnixNanos(job->not_before), " state ",
                     job->end_state, " code ", job->exit_code, " why ", job->why.ShortDebugString(), " spec ",
                     job->spec.ShortDebugString(), "\n");
     if (job->stop) {

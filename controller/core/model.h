@@ -157,11 +157,12 @@ struct Job {
   int32_t exit_code = 0;
   absl::Time submitted_at = absl::InfinitePast();
   absl::Time ended_at = absl::InfinitePast();
+  uint32_t never_launched = 0;           // attempts that ended so and were placed anew: they cost no restart
+  absl::Time failed_at = absl::InfinitePast();  // the failure after which no step was reported yet
+  std::vector<absl::Duration> restarts_took;    // from failure to first step; the newest kMaxRestartsTook
   std::vector<v1::Checkpoint> poisoned;  // not given out again, oldest first
   std::vector<v1::Alarm> alarms;         // oldest first; at most kMaxAlarms
-  // Of the attempt that ended last, whose failure is `why`. Not in a capsule: a job that was adopted needs
-  // one failure more before its checkpoint counts as poisoned.
-  std::optional<Loaded> loaded_before;
+  std::optional<Loaded> loaded_before;   // of the launched attempt that ended last, whose failure is `why`
 
   bool on_cpu() const { return spec.device() == v1::DEVICE_CPU; }
 };
@@ -180,6 +181,9 @@ struct State {
   std::vector<std::pair<uint32_t, std::string>> archived_keys;  // oldest first; at most kMaxArchivedKeys
 };
 
+// Enough for a median that follows a change of the script.
+inline constexpr size_t kMaxRestartsTook = 16;
+
 // A person reads some lines, not hundreds; the first ones tell how it began, so later ones are dropped.
 inline constexpr size_t kMaxAlarms = 20;
 
@@ -193,6 +197,9 @@ struct PeersConfig {
   std::string rdzv_id;
   std::string endpoint_host;  // under which the others reach this process's node
   v1::JobSpec spec;  // of this process's command, resolved, with owner: the others' must agree with it
+  // How long the next attempt waits for the nodes that are missing; zero: for ever. (Before the first attempt each
+  // command counts for itself.)
+  absl::Duration join_timeout = absl::ZeroDuration();
 };
 
 // From the cluster file; set by the engine before the first input.
@@ -203,6 +210,8 @@ struct Config {
   absl::Duration heartbeat = absl::Seconds(1);
   absl::Duration node_lease = absl::Seconds(5);
   absl::Duration isolation_timeout = absl::Seconds(10);
+  // How long a committee may keep ranks alive without a controller.
+  absl::Duration orphan_timeout = absl::Minutes(30);
   std::map<std::string, std::string> nccl;  // full variable name -> value
   v1::WireVersion version;
   std::optional<PeersConfig> peers;
@@ -214,6 +223,12 @@ struct Contact {
   absl::Time last_heard = absl::InfinitePast();
   uint64_t heartbeat = 0;    // number of the last one on this connection
   uint64_t last_report = 0;  // number of the last one on this connection
+  // When this node last heard of us, at least, as it counts itself (committee.h).
+  struct Ping {
+    absl::Time heard, sent_after;
+  };
+  std::map<uint64_t, Ping> pings;  // by heartbeat
+  absl::Time knew_us = absl::InfinitePast();
   std::vector<uint32_t> free_ports;
   // What lives there, from the Hello's snapshot and the reports since.
   std::map<std::pair<JobId, AttemptNo>, v1::AttemptPhase> attempts;
@@ -236,6 +251,9 @@ struct Contacts {
   std::set<JobId> ahead;
   // Of jobs in the state, as far as their nodes tell.
   std::map<JobId, AttemptProgress> progress;
+  // Committees of the state that are heard enough, and since when without a break.
+  std::map<uint64_t, absl::Time> committee_since;
+  absl::Time committees_looked_at = absl::InfinitePast();
 };
 
 // --- small questions that every part asks ------------------------------------------------------

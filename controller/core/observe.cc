@@ -1,4 +1,5 @@
 // What was heard, and nothing more: who is connected, since when, and what they say they hold.
+#include "controller/core/committee.h"
 #include "controller/core/core.h"
 #include "controller/core/hello.h"
 #include "controller/core/progress.h"
@@ -30,6 +31,11 @@ void On(Contacts* contacts, const State& state, const NodeConnected& input, absl
   Contact contact;
   contact.connection = input.connection;
   contact.last_heard = now;
+  ObservePing(&contact, 0, 0, now);
+  // What it knew on an earlier stream it still knows.
+  if (auto before = contacts->nodes.find(node); before != contacts->nodes.end()) {
+    contact.knew_us = before->second.knew_us;
+  }
   contact.free_ports.assign(input.hello.free_ports().begin(), input.hello.free_ports().end());
   for (const auto& attempt : input.hello.snapshot().attempts()) {
     const JobId job(attempt.job_id());
@@ -53,6 +59,7 @@ void On(Contacts* contacts, const State& state, const NodeHeartbeat& input, absl
   if (contact == nullptr) return;
   contact->last_heard = now;
   contact->heartbeat = input.heartbeat.number();
+  ObservePing(contact, input.heartbeat.number(), input.heartbeat.last_answer(), now);
   contact->free_ports.assign(input.heartbeat.free_ports().begin(), input.heartbeat.free_ports().end());
   ObserveProgress(contacts, state, input.node, input.heartbeat, now);
 }
@@ -102,6 +109,7 @@ void Observe(Contacts* contacts, const State& state, const Input& input) {
     On(contacts, *report, input.now);
   }
   if (std::holds_alternative<Tick>(input.body)) {
+    ObserveCommittees(contacts, state, input.now);
     std::erase_if(contacts->progress, [&](const auto& entry) { return state.jobs.count(entry.first) == 0; });
   }
   // Tick, SubmitJob, StopJob: nothing was heard of a node.

@@ -342,6 +342,15 @@ v1::JobCapsule BuildCapsule(const State& state, const Job& job) {
   adopted->set_launched_unix_ns(absl::ToUnixNanos(attempt.launched_at));
   for (const v1::Checkpoint& checkpoint : job.poisoned) *adopted->add_poisoned() = checkpoint;
   for (const v1::Alarm& alarm : job.alarms) *adopted->add_alarms() = alarm;
+  if (job.loaded_before) {
+    *adopted->mutable_loaded_before() = job.loaded_before->checkpoint;
+    adopted->set_lived_before_ms(static_cast<uint64_t>(absl::ToInt64Milliseconds(job.loaded_before->lived)));
+  }
+  if (job.failed_at != absl::InfinitePast()) adopted->set_failed_unix_ns(absl::ToUnixNanos(job.failed_at));
+  for (const absl::Duration took : job.restarts_took) {
+    adopted->add_restart_ms(static_cast<uint64_t>(absl::ToInt64Milliseconds(took)));
+  }
+  adopted->set_never_launched(job.never_launched);
 
   v1::JobCapsule capsule;
   capsule.set_cluster_id(state.cluster_id);
@@ -366,6 +375,30 @@ Job AsOnNode(const State& state, const Job& job, const NodeId& id) {
   return view;
 }
 
+std::optional<v1::Why> NodesStayedAway(const State& state, const Contacts& contacts, const Job& job,
+                                       absl::Time now) {
+  const auto& peers = contacts.config.peers;
+  if (!peers || peers->join_timeout == absl::ZeroDuration() || !job.attempt) return std::nullopt;
+  // A restart sets not_before: what came since was waiting.
+  if (job.not_before == absl::InfinitePast() || now - job.not_before <= peers->join_timeout)
+    return std::nullopt;
+  std::vector<std::string> names;
+  for (const auto& [id, node] : state.nodes) {
+    if (node->phase == NodePhase::kUp && IsConnected(contacts, id)) names.push_back(node->name);
+  }
+  v1::Why why;
+  why.set_cause(v1::CAUSE_NODE_LOST);
+  why.set_rank(-1);
+  why.set_attempt(job.attempt->number.value());
+  const bool lost = job.why.cause() == v1::CAUSE_NODE_LOST;
+  if (lost) why.set_node(job.why.node());
+  why.set_detail(absl::StrCat(lost ? job.why.detail() + "; " : "", "only ", names.size(), " of ",
+                              job.spec.nodes(), " nodes were there for the next attempt within ",
+                              absl::FormatDuration(peers->join_timeout), " (--join-timeout)",
+                              names.empty() ? "" : ": ", absl::StrJoin(names, ", ")));
+  return why;
+}
+
 void ApplyJobAdopted(State* state, const v1::JobAdopted& r) {
   Job job;
   job.id = JobId(r.job_id());
@@ -382,6 +415,14 @@ void ApplyJobAdopted(State* state, const v1::JobAdopted& r) {
   job.submitted_at = absl::FromUnixNanos(r.submitted_unix_ns());
   job.poisoned.assign(r.poisoned().begin(), r.poisoned().end());
   job.alarms.assign(r.alarms().begin(), r.alarms().end());
+  if (r.has_loaded_before()) {
+    job.loaded_before = Loaded{r.loaded_before(), absl::Milliseconds(r.lived_before_ms())};
+  }
+  if (r.failed_unix_ns() != 0) job.failed_at = absl::FromUnixNanos(r.failed_unix_ns());
+  for (const uint64_t took : r.restart_ms()) {
+    if (job.restarts_took.size() < kMaxRestartsTook) job.restarts_took.push_back(absl::Milliseconds(took));
+  }
+  job.never_launched = r.never_launched();
   for (const v1::Placement& placement : job.placements) {
     for (const v1::PlacedNodeName& node : placement.nodes()) job.nodes_used.insert(NodeId(node.node_id()));
   }

@@ -43,6 +43,11 @@ v1::JobCapsule BuildCapsule(const State& state, const Job& job);
 // The job as the command of this node says it; the job itself where the node has made no offer.
 Job AsOnNode(const State& state, const Job& job, const NodeId& node);
 
+// A job that had an attempt waits for its nodes longer than config.peers->join_timeout: why it ends. nullopt:
+// it goes on waiting, or is no job of peers.
+std::optional<v1::Why> NodesStayedAway(const State& state, const Contacts& contacts, const Job& job,
+                                       absl::Time now);
+
 // For Apply.
 void ApplyJobAdopted(State* state, const v1::JobAdopted& record);
 void ApplyJobDropped(State* state, const v1::JobDropped& record);

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "agent/ckpt/reshard.h"
+#include "controller/core/checkpoints.h"
 #include "controller/core/progress.h"
 #include "controller/core/strays.h"
 
@@ -85,6 +86,7 @@ std::string Unreachable(const State& state, const Contacts& contacts, const Atte
 
 // The newest complete checkpoint that is known before the nodes are asked again.
 std::optional<v1::Checkpoint> NewestKnown(const Contacts& contacts, const Job& job) {
+  if (!job.attempt->launched) return ChooseCheckpoint(job, *job.attempt).checkpoint;  // its nodes have looked
   const v1::Progress progress = DescribeProgress(contacts, job);
   if (!progress.has_newest()) return std::nullopt;
   return progress.newest();
@@ -107,6 +109,12 @@ bool MayShrink(const State& state, const Contacts& contacts, const Job& job, siz
   if (!lost && !was_smaller) return false;
   const std::optional<v1::Checkpoint> newest = NewestKnown(contacts, job);
   if (!newest) return true;  // it begins anew
+  if (newest->verdict() == v1::VERDICT_COMPLETE &&
+      !LiesWholeOnOneNode(*job.attempt, ProgressOf(contacts, job), *newest)) {
+    absl::StrAppend(waiting_for, "; fewer cannot load ", newest->path(),
+                    ": each node has a part of it on its own disk");
+    return false;
+  }
   const agent::ckpt::ReshardAnswer answer = agent::ckpt::CanLoadAtOtherWorldSize(newest->format());
   switch (answer.answer) {
     case agent::ckpt::Reshard::kYes:

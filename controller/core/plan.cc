@@ -130,9 +130,16 @@ v1::Prepare BuildPrepare(const Job& job, const Attempt& attempt, bool second) {
   if (second) {
     const CheckpointChoice choice = ChooseCheckpoint(job, attempt);
     prepare.set_resume(choice.checkpoint ? choice.checkpoint->path() : kResumeNothing);
-    for (const v1::Checkpoint& aside : choice.aside) prepare.add_poisoned(aside.path());
+    for (const v1::Checkpoint& aside : choice.aside) {
+      prepare.add_poisoned(aside.path());
+      prepare.add_poisoned_mtime_unix_ns(aside.mtime_unix_ns());
+    }
   } else {
     for (const v1::Checkpoint& poisoned : job.poisoned) prepare.add_poisoned(poisoned.path());
+    const uint32_t least = job.spec.min_nodes() > 0 ? job.spec.min_nodes() : job.spec.nodes();
+    for (uint32_t nodes = least; nodes <= job.spec.nodes(); ++nodes) {
+      prepare.add_world_sizes(nodes * job.spec.ranks_per_node());
+    }
   }
   return prepare;
 }

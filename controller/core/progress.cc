@@ -22,6 +22,13 @@ void Remember(NodeProgress* node, const v1::CheckpointFinding& finding) {
   node->seen[path] = finding;
 }
 
+void NoteRemoved(const AttemptNode& share, const std::string& path, NodeProgress* node) {
+  node->seen.erase(path);
+  const bool told = std::any_of(share.findings.begin(), share.findings.end(),
+                                [&](const auto& finding) { return finding.checkpoint().path() == path; });
+  if (told) node->removed.insert(path);
+}
+
 // Those that the attempt wrote and that are complete over all nodes, newest first.
 std::vector<v1::Checkpoint> Complete(const AttemptProgress& progress) {
   std::vector<std::vector<v1::CheckpointFinding>> per_node;
@@ -69,6 +76,8 @@ void SummarizeCheckpoints(AttemptProgress* progress, absl::Time now) {
                      summary.newest().mtime_unix_ns() != latest->mtime_unix_ns();
   if (fresh) progress->newest_at = now;
   *summary.mutable_newest() = *latest;
+  const bool fits = free == 0 || free >= latest->bytes();
+  progress->short_since = fits ? absl::InfiniteFuture() : std::min(progress->short_since, now);
   if (!progress->first_new) {
     progress->first_new =
         *std::min_element(complete.begin(), complete.end(),
@@ -133,8 +142,10 @@ void ObserveProgress(Contacts* contacts, const State& state, const NodeId& node,
       of_node.step = news.step();
       of_node.step_unix_ns = news.step_unix_ns();
     }
+    for (const std::string& path : news.removed()) NoteRemoved(*FindShare(*attempt, node), path, &of_node);
     if (news.has_checkpoints()) {
       for (const v1::CheckpointFinding& finding : news.checkpoints()) Remember(&of_node, finding);
+      of_node.held = std::set<std::string>(news.held().begin(), news.held().end());
       of_node.free_bytes = news.free_bytes();
       SummarizeCheckpoints(&progress, now);
     }
@@ -160,6 +171,11 @@ v1::Progress DescribeProgress(const Contacts& contacts, const Job& job) {
   if (const AttemptProgress* of_attempt = ProgressOf(contacts, job)) progress = of_attempt->summary;
   if (!progress.has_newest() && job.attempt && job.attempt->checkpoint) {
     *progress.mutable_newest() = *job.attempt->checkpoint;
+  }
+  if (std::vector<absl::Duration> took = job.restarts_took; !took.empty()) {
+    auto middle = took.begin() + static_cast<std::ptrdiff_t>(took.size() / 2);
+    std::nth_element(took.begin(), middle, took.end());
+    progress.set_restart_s(absl::ToDoubleSeconds(*middle));
   }
   return progress;
 }

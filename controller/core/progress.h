@@ -7,6 +7,7 @@
 #include <deque>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -29,6 +30,8 @@ struct NodeProgress {
   int64_t first_step = 0, step = 0, step_unix_ns = 0;
   std::map<std::string, v1::CheckpointFinding> seen;  // by path; at most kMaxSeen, those first seen latest
   uint64_t free_bytes = 0;                            // 0: not told
+  std::set<std::string> held;     // names that pins, pointers and links hold there (--ckpt-keep)
+  std::set<std::string> removed;  // of what it told before the attempt: gone since, by --ckpt-keep
 };
 
 // Of one attempt. `summary` is made anew with each piece of news, so that reading it costs nothing.
@@ -42,6 +45,7 @@ struct AttemptProgress {
   std::map<NodeId, NodeProgress> nodes;
   v1::Progress summary;
   absl::Time newest_at = absl::InfinitePast();  // the newest complete one was first seen here
+  absl::Time short_since = absl::InfiniteFuture();  // since when one more would not fit; infinite: it would
   std::optional<v1::Checkpoint> first_new;      // the first complete one that the attempt wrote
   std::deque<std::pair<absl::Time, int64_t>> samples;
   std::vector<std::pair<NodeId, std::string>> notes;  // as told, each once

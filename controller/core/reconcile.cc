@@ -8,6 +8,7 @@
 #include "controller/core/peers.h"
 #include "controller/core/plan.h"
 #include "controller/core/strays.h"
+#include "controller/core/tidy.h"
 
 namespace dgxrun::core {
 namespace {
@@ -56,7 +57,15 @@ void ReconcileNode(const State& state, const Contacts& contacts, const NodeId& n
   body->set_node_lease_ms(absl::ToInt64Milliseconds(config.node_lease));
   body->set_isolation_timeout_ms(absl::ToInt64Milliseconds(config.isolation_timeout));
   body->set_peers(config.peers.has_value());
+  body->set_orphan_timeout_ms(static_cast<uint64_t>(absl::ToInt64Milliseconds(config.orphan_timeout)));
   out->push_back(std::move(welcome));
+  const Node& known = *FindNode(state, node);
+  if (!known.witness.empty() && !state.committees.empty() &&
+      known.committee < state.committees.rbegin()->first) {
+    SendToNode committee = Message(contacts, Kind::kCommittee, node);
+    *committee.message.mutable_committee() = state.committees.rbegin()->second;
+    out->push_back(std::move(committee));
+  }
   if (contact.heartbeat != 0) {
     SendToNode answer = Message(contacts, Kind::kHeartbeatAnswer, node);
     answer.message.mutable_answer()->set_number(contact.heartbeat);
@@ -149,7 +158,13 @@ void ReconcileJob(const State& state, const Contacts& contacts, const Job& job, 
   if (job.phase == Job::Phase::kEnded) {
     out->push_back(DeleteEnvironment{job.id});
     for (const NodeId& node : job.nodes_used) {
-      if (IsConnected(contacts, node)) out->push_back(Forget(contacts, node, job.id));
+      if (!IsConnected(contacts, node)) continue;
+      SendToNode forget = Forget(contacts, node, job.id);
+      if (contacts.config.peers) {
+        *forget.message.mutable_forget()->mutable_status() =
+            DescribeJob(state, contacts, job.id, job.ended_at);
+      }
+      out->push_back(std::move(forget));
     }
     if (MayArchive(state, contacts, job)) out->push_back(ArchiveJob{job.id});
     return;
@@ -157,6 +172,14 @@ void ReconcileJob(const State& state, const Contacts& contacts, const Job& job, 
   const Attempt* attempt = LiveAttempt(job);
   if (attempt == nullptr) return;
   for (size_t i = 0; i < attempt->nodes.size(); ++i) ReconcileShare(state, contacts, job, *attempt, i, out);
+  for (auto& [node, remove] : WhatGoes(contacts, job)) {
+    if (!IsConnected(contacts, node)) continue;
+    SendToNode send = Message(contacts, Kind::kRemove, node);
+    send.job = job.id;
+    send.attempt = attempt->number;
+    *send.message.mutable_remove() = std::move(remove);
+    out->push_back(std::move(send));
+  }
 }
 
 void TouchNode(const State& state, const NodeId& node, std::set<JobId>* jobs, std::set<NodeId>* nodes) {
@@ -212,6 +235,8 @@ JobId JobOfRecord(const v1::Record& record) {
       return JobId(record.checkpoint_poisoned().job_id());
     case v1::Record::kAlarmRaised:
       return JobId(record.alarm_raised().job_id());
+    case v1::Record::kRestartDone:
+      return JobId(record.restart_done().job_id());
     case v1::Record::kJobAdopted:
       return JobId(record.job_adopted().job_id());
     case v1::Record::kJobDropped:
@@ -242,7 +267,9 @@ Scope Touched(const State& state, const Input& input, const std::vector<v1::Reco
   std::set<NodeId> nodes;
   for (const v1::Record& record : records) {
     // Every node has to be told (peers mode; else the term is raised at the start only).
-    if (record.has_cluster_adopted() || record.has_term_raised()) scope.everything = true;
+    if (record.has_cluster_adopted() || record.has_term_raised() || record.has_committee_named()) {
+      scope.everything = true;
+    }
     TouchRecord(state, record, &jobs, &nodes);
   }
   if (const auto* connected = std::get_if<NodeConnected>(&input.body)) {
@@ -251,6 +278,10 @@ Scope Touched(const State& state, const Input& input, const std::vector<v1::Reco
     TouchNode(state, disconnected->node, &jobs, &nodes);
   } else if (const auto* heartbeat = std::get_if<NodeHeartbeat>(&input.body)) {
     nodes.insert(heartbeat->node);
+    for (const v1::AttemptProgress& news : heartbeat->heartbeat.progress()) {
+      const Job* job = FindJobById(state, JobId(news.job_id()));
+      if (news.has_checkpoints() && job != nullptr && KeepsFew(*job)) jobs.insert(job->id);
+    }
   } else if (const auto* report = std::get_if<NodeReport>(&input.body)) {
     nodes.insert(report->node);
     jobs.insert(JobId(report->report.job_id()));

@@ -39,6 +39,11 @@ namespace {
 constexpr int kMaxDeclaredGpus = 64;         // more than any node has; catches a typing error
 constexpr int64_t kMinHeartbeatMs = 10;      // below this the heartbeats of a node are its main load
 constexpr int64_t kMaxTimeoutMs = 86400000;  // a day; longer is a typing error
+constexpr int64_t kMaxOrphanMs = 7 * kMaxTimeoutMs;  // over a weekend and longer nobody looks
+// A node's heartbeat is answered, the next one says so, and only the one after it proves that this one was
+// heard (controller/core/committee.h): with less, no committee would ever count as heard, and no node would be
+// fenced.
+constexpr uint32_t kHeartbeatsPerLease = 4;
 constexpr size_t kMaxSocketPath = 107;       // bytes of sockaddr_un.sun_path, without the NUL
 constexpr uint64_t kMaxFileBytes = 1 << 20;  // a cluster file is some lines; a device or a log is a mistake
 
@@ -253,10 +258,11 @@ class Reader {
 
 void ReadTimeouts(Reader& reader, ClusterFile* file) {
   const toml::table* timeouts =
-      reader.Section("timeouts", {"heartbeat_ms", "node_lease_ms", "isolation_timeout_ms"});
+      reader.Section("timeouts", {"heartbeat_ms", "node_lease_ms", "isolation_timeout_ms", "orphan_timeout_ms"});
   reader.Int(timeouts, "heartbeat_ms", kMinHeartbeatMs, kMaxTimeoutMs, &file->heartbeat_ms);
   reader.Int(timeouts, "node_lease_ms", kMinHeartbeatMs, kMaxTimeoutMs, &file->node_lease_ms);
   reader.Int(timeouts, "isolation_timeout_ms", kMinHeartbeatMs, kMaxTimeoutMs, &file->isolation_timeout_ms);
+  reader.Int(timeouts, "orphan_timeout_ms", 0, kMaxOrphanMs, &file->orphan_timeout_ms);
   if (!reader.status().ok() || timeouts == nullptr) return;
   // What was typed is the culprit, not the default that it contradicts.
   const auto culprit = [timeouts](const char* key, const char* other) {
@@ -265,21 +271,28 @@ void ReadTimeouts(Reader& reader, ClusterFile* file) {
     return node == nullptr ? timeouts->source() : node->source();
   };
   // One lost heartbeat must not cost a node, and a node is called lost before its ranks are killed.
-  if (file->node_lease_ms < 2 * file->heartbeat_ms) {
+  if (file->node_lease_ms < kHeartbeatsPerLease * file->heartbeat_ms) {
     reader.Fail(culprit("node_lease_ms", "heartbeat_ms"),
                 absl::StrCat("\"node_lease_ms\" (", file->node_lease_ms,
-                             ") must be at least twice \"heartbeat_ms\" (", file->heartbeat_ms, ")"));
+                             ") must be at least four times \"heartbeat_ms\" (", file->heartbeat_ms, ")"));
   }
   if (file->isolation_timeout_ms < file->node_lease_ms) {
     reader.Fail(culprit("isolation_timeout_ms", "node_lease_ms"),
                 absl::StrCat("\"isolation_timeout_ms\" (", file->isolation_timeout_ms,
                              ") must not be shorter than \"node_lease_ms\" (", file->node_lease_ms, ")"));
   }
+  if (file->orphan_timeout_ms != 0 && file->orphan_timeout_ms < file->isolation_timeout_ms) {
+    reader.Fail(culprit("orphan_timeout_ms", "isolation_timeout_ms"),
+                absl::StrCat("\"orphan_timeout_ms\" (", file->orphan_timeout_ms,
+                             ") must be 0 or not shorter than \"isolation_timeout_ms\" (",
+                             file->isolation_timeout_ms, ")"));
+  }
 }
 
 void ReadAgent(Reader& reader, ClusterFile* file) {
   const toml::table* agent = reader.Section(
-      "agent", {"name", "state_dir", "run_dir", "log_dir", "gpus", "allow_root", "port_range", "address"});
+      "agent", {"name", "state_dir", "run_dir", "log_dir", "gpus", "allow_root", "port_range", "address",
+                "witness_port"});
   reader.Name(agent, "name", &file->agent.name);
   reader.Path(agent, "state_dir", &file->agent.state_dir);
   reader.Path(agent, "run_dir", &file->agent.run_dir);
@@ -287,6 +300,7 @@ void ReadAgent(Reader& reader, ClusterFile* file) {
   reader.Host(agent, "address", &file->agent.address);
   reader.Int(agent, "gpus", 0, kMaxDeclaredGpus, &file->agent.declared_gpus);
   reader.Bool(agent, "allow_root", &file->agent.allow_root);
+  reader.Int(agent, "witness_port", 1, 65535, &file->agent.witness_port);
   reader.PortRange(agent, &file->agent.port_low, &file->agent.port_high);
 }
 

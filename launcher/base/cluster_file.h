@@ -3,9 +3,10 @@
 //
 //   [cluster]     name, controller ("host:port" or "unix:/path")
 //   [controller]  state_dir, listen, unix_socket, any_user
-//   [agent]       name, state_dir, run_dir, log_dir, gpus (declared count), allow_root, port_range, address
+//   [agent]       name, state_dir, run_dir, log_dir, gpus (declared count), allow_root, port_range, address,
+//                 witness_port
 //   [tls]         ca, cert, key            paths; relative ones start at the file's own folder
-//   [timeouts]    heartbeat_ms, node_lease_ms, isolation_timeout_ms
+//   [timeouts]    heartbeat_ms, node_lease_ms, isolation_timeout_ms, orphan_timeout_ms
 //   [nccl]        any NCCL_* as lower-case key without the prefix, or env = { NAME = "value" }
 #ifndef DGXRUN_LAUNCHER_BASE_CLUSTER_FILE_H_
 #define DGXRUN_LAUNCHER_BASE_CLUSTER_FILE_H_
@@ -33,12 +34,14 @@ struct ClusterFile {
     int declared_gpus = -1;  // -1: what the machine has
     bool allow_root = false;
     uint32_t port_low = 0, port_high = 0;
+    uint32_t witness_port = 0;  // where agents ask each other; 0: any free one
   } agent;
 
   std::string tls_ca, tls_cert, tls_key;
   uint32_t heartbeat_ms = 1000;
   uint32_t node_lease_ms = 5000;
   uint32_t isolation_timeout_ms = 10000;
+  uint32_t orphan_timeout_ms = 1'800'000;  // 0: ranks do not outlive the controller
   std::map<std::string, std::string> nccl;  // full variable name -> value
 };
 

@@ -9,6 +9,7 @@ import struct
 
 import pytest
 
+from harness.box import Box
 from harness.waiting import wait_until
 
 ALL_MODES = pytest.mark.parametrize("mode", ["local", "dev", "net"], indirect=True)
@@ -120,6 +121,32 @@ def test_an_empty_megatron_tracker_is_repaired(local):
     assert os.path.getsize(workspace.path("ckpt/latest_checkpointed_iteration.txt.bak")) == 0
 
 
+def test_what_a_restart_takes_is_measured(local):
+    workspace = local.workspace
+    save(workspace, "step_10.safetensors")
+    program = workspace.write(
+        "steps.py",
+        "import os, signal, sys\n"
+        f"sys.path.insert(0, {PYTHON_FOLDER!r})\n"
+        "import dgxrun\n"
+        "dgxrun.step(11)\n"
+        "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n"
+        "    sys.exit(1)\n"
+        "dgxrun.step(15)\n"
+        "signal.pause()\n",
+    )
+    running = workspace.start("--ckpt-dir", "ckpt", "--max-restarts", "1", "--grace", "1s", "--name", "cost", program)
+    told = lambda: (workspace.status("cost")["progress"] or {}).get("restart_s")  # noqa: E731
+    wait_until(told, SEEN_S, running.transcript)
+    assert 0 < told() < SEEN_S
+    for command in ("status", "why"):
+        text = workspace.run(command, "cost").stdout
+        assert "newest complete checkpoint" in text and " old, 5 steps ago" in text, text
+        assert "a failure now costs 5 steps (" in text and "and a restart of " in text, text
+    workspace.run("stop", "cost")
+    running.wait(SEEN_S)
+
+
 def test_two_failures_alike_poison_what_was_loaded(local):
     workspace = local.workspace
     for step in (10, 20):
@@ -210,6 +237,49 @@ def test_old_ones_go_while_training(local):
     assert str([f"step_{n}.safetensors" for n in (3, 4, 5)]) in done.stdout, done.transcript()
 
 
+@pytest.fixture
+def box(workspace, leaks):
+    made = Box(workspace)
+    yield made
+    made.close()
+
+
+@pytest.mark.root
+def test_what_is_odd_while_it_trains_is_said(workspace, box):
+    """Lightning's TMPDIR elsewhere; a disk that the next save will not fit on; saves that stop coming."""
+    torch = pytest.importorskip("torch")
+    box.small_disk(workspace.path("ckpt"))
+    box.small_disk(workspace.path("tmp"))
+    for step in (10, 20, 30, 40):
+        state = {"w": torch.ones(13000)}
+        saved = {"global_step": step, "pytorch-lightning_version": "2.6.6", "state_dict": state, "optimizer_states": []}
+        torch.save(saved, workspace.path(f"epoch=0-step={step}.ckpt"))
+    program = workspace.write(
+        "train.py",
+        "import os, shutil, signal, time\n"
+        "for step in (10, 20, 30, 40):\n"
+        "    name = f'epoch=0-step={step}.ckpt'\n"
+        "    shutil.copy(name, 'ckpt/.new'); os.rename('ckpt/.new', f'ckpt/{name}')\n"
+        "    time.sleep(1)\n"
+        "signal.pause()\n",
+    )
+    running = workspace.start(
+        "--ckpt-dir", "ckpt", "--grace", "1s", "--name", "odd", program, env={"TMPDIR": workspace.path("tmp")}
+    )
+
+    def said(*words):
+        return any(all(word in text for word in words) for text in alarms(workspace, "odd"))
+
+    wait_until(lambda: said("TMPDIR is on another file system than"), SEEN_S, running.transcript)
+    wait_until(lambda: said("left and a checkpoint takes", "the next save", "will not fit"), SEEN_S, running.transcript)
+    silent = lambda: said("no new complete checkpoint for", "usually there is one every")  # noqa: E731
+    wait_until(silent, 2 * SEEN_S, running.transcript)
+    assert workspace.status("odd")["state"] == "running", "an alarm changes neither state nor exit code"
+    assert workspace.path("tmp") not in str(alarms(workspace, "odd")), "values of the environment are nobody's"
+    workspace.run("stop", "odd")
+    running.wait(SEEN_S)
+
+
 def test_ls_verify_pin_prune(local):
     workspace = local.workspace
     for step in (100, 200, 300, 400):
@@ -238,7 +308,14 @@ def test_ls_verify_pin_prune(local):
     workspace.run("ckpt", "pin", "ckpt", "step_100.safetensors", "--remove")
     workspace.run("ckpt", "prune", "ckpt", "--keep-last", "1")
     assert names(workspace) == [".dgxrun-pins", "step_400.safetensors", "step_500.safetensors"]
-    workspace.run("ckpt", "ls", "nowhere", expect=78)
+    assert workspace.run("ckpt", "ls", "nowhere", expect=78).stderr == (
+        "dgxrun: nowhere: No such file or directory\n"
+    )
+    os.symlink("ckpt", workspace.path("link"))  # the folder may be reached through links
+    assert len(workspace.json("ckpt", "ls", "link/")["checkpoints"]) == 2
+    os.mkdir(workspace.path("empty"))
+    assert workspace.run("ckpt", "ls", "empty").stdout == "no checkpoints\n"
+    workspace.run("ckpt", "verify", "empty", expect=1)
     workspace.run("ckpt", "prune", "ckpt", expect=64)
 
 
@@ -281,6 +358,79 @@ def host_run(host, *command):
     from harness.workspace import check_output
 
     check_output(host.argv(*command))
+
+
+def test_old_ones_go_on_every_disk_and_a_pin_holds_on_all(net):
+    workspace = net.workspace
+    os.mkdir(workspace.path("ckpt"))
+    disks = {node: workspace.folder(f"disk-{node}") for node in net.network.hosts}
+    for node, host in net.network.hosts.items():
+        host_run(host, "mount", "--bind", disks[node], workspace.path("ckpt"))
+    with open(os.path.join(disks["node2"], ".dgxrun-pins"), "w", encoding="utf-8") as file:
+        file.write("step_1.safetensors\n")
+    with open(workspace.path("data"), "wb") as file:
+        file.write(safetensors())
+    program = workspace.write(
+        "train.py",
+        "import os, shutil, signal, time\n"
+        "for step in range(1, 6):\n"
+        "    shutil.copy('data', 'ckpt/.new'); os.rename('ckpt/.new', f'ckpt/step_{step}.safetensors')\n"
+        "    time.sleep(0.01 * (1 + int(os.environ['RANK'])))\n"  # no two disks alike
+        "signal.pause()\n",
+    )
+    running = workspace.start(
+        *net.launch_args(2), "--ckpt-dir", "ckpt", "--ckpt-keep", "2", "--grace", "1s", "--name", "keep", program
+    )
+    kept = [f"step_{n}.safetensors" for n in (1, 4, 5)]
+
+    def left(node):
+        return sorted(name for name in os.listdir(disks[node]) if not name.startswith("."))
+
+    wait_until(lambda: all(left(node) == kept for node in net.node_names), SEEN_S, lambda: str([left(n) for n in disks]))
+    workspace.run("stop", "keep")
+    running.wait(SEEN_S)
+    assert alarms(workspace, "keep") == []
+
+
+def deepspeed(workspace, step, world):
+    torch = pytest.importorskip("torch")
+    folder = workspace.path(f"ckpt/global_step{step}")
+    os.mkdir(folder)
+    said = {"dp_world_size": world, "mp_world_size": 1, "global_steps": step, "module": {"w": torch.ones(8)}}
+    torch.save(said, f"{folder}/mp_rank_00_model_states.pt")
+    for rank in range(world):
+        torch.save({"optimizer_state_dict": {"m": torch.ones(8)}}, f"{folder}/zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
+    workspace.write("ckpt/latest", f"global_step{step}")
+
+
+def test_elastic_waits_for_a_node_without_which_nothing_can_be_loaded(net):
+    """The placement of the smaller attempt knows of no checkpoint; its nodes find one of ZeRO."""
+    workspace = net.workspace
+    os.mkdir(workspace.path("ckpt"))
+    program = workspace.write(
+        "elastic.py",
+        SHOW + "import signal\n"
+        "print('world', os.environ['WORLD_SIZE'], flush=True)\n"
+        "if 'DGXRUN_RESUME_FROM' not in os.environ:\n"
+        "    signal.pause()\n",
+    )
+    running = workspace.start(
+        *net.launch_args(2), "--ckpt-dir", "ckpt", "--elastic", "1", "--max-restarts", "1", "--grace", "1s",
+        "--name", "zero", program,
+    )
+    wait_until(lambda: running.stdout.count("world 2") == 2, SEEN_S, running.transcript)
+    net.daemon_of["node2"].kill()
+    wait_until(lambda: workspace.status("zero")["state"] == "stopping", SEEN_S, running.transcript)
+    deepspeed(workspace, 20, 2)
+    waits = lambda: "fewer cannot load" in (workspace.status("zero")["waiting_for"] or "")  # noqa: E731
+    wait_until(waits, net.fenced_s + SEEN_S, running.transcript)
+    status = workspace.status("zero")
+    assert (status["state"], status["restarts"]) == ("queued", 1)
+    assert "2 nodes (1 now)" in status["waiting_for"] and "global_step20" in status["waiting_for"]
+    net.start_agent("node2")
+    assert running.wait(2 * SEEN_S) == 0, running.transcript()
+    assert "world 1" not in running.stdout
+    assert running.stdout.count("resume global_step20 20 []") == 2, running.transcript()
 
 
 def test_elastic_goes_on_with_the_node_that_is_left(net):

@@ -268,6 +268,41 @@ def test_an_endpoint_that_is_nobodys_and_nodes_that_do_not_come(peers):
     assert time.monotonic() - began < 2 * ERROR_S
 
 
+def test_a_node_that_does_not_come_back_is_not_waited_for_longer_than_the_join_timeout(peers):
+    """Before a restart as before the start."""
+    first, second = run_begun(peers, "--join-timeout", "4s", "--orphan-timeout", "5s")
+    pids = [process(pid) for pid in rank_pids(peers).values()]
+    second.popen.kill()
+    for shim in peers.shims("node2"):
+        wait_until(lambda shim=shim: not os.path.exists(shim), END_S, "node2's ranks die with their lease")
+    assert first.wait(END_S) == 69, first.transcript()
+    assert "only 1 of 2 nodes were there for the next attempt within 4s (--join-timeout): node1" in first.stderr
+    assert status(peers, "node1")["state"] == "failed"
+    assert not any(pid.alive() for pid in pids)
+    # Both commands again are a new job, which takes the place that the killed one left.
+    peers.finish()
+    both = [peers.launch(node, "--orphan-timeout", "5s") for node in ("node1", "node2")]
+    assert [one.wait(END_S) for one in both] == [0, 0], both[0].transcript() + both[1].transcript()
+
+
+@pytest.mark.parametrize("code", [0, 7])
+def test_the_endpoints_process_dies_with_the_job(peers, code):
+    """Each agent is told how the job ended, so the other command knows it all the same."""
+    first, second = run_begun(peers, "--max-restarts", 0)
+    if code == 0:
+        peers.finish()
+    else:
+        peers.fail(3, code)
+    first.wait_line(r"dgxrun: job \S+ (succeeded|failed)", END_S, "stderr")
+    first.popen.kill()
+    assert second.wait(END_S) == code, second.transcript()
+    assert re.search(r"dgxrun: job \S+ (succeeded|failed)", second.stderr), second.transcript()
+    # Started again, it says the same.
+    again = peers.launch("node1", "--max-restarts", 0)
+    assert again.wait(END_S) == code, again.transcript()
+    assert re.search(r"dgxrun: job \S+ (succeeded|failed)", again.stderr), again.transcript()
+
+
 def test_two_nodes_on_one_machine(peers):
     """Two commands of one host are two nodes; killed ones find their own ranks again."""
     both = [peers.launch("node1", endpoint="localhost") for _ in range(2)]

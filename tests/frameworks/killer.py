@@ -1,5 +1,5 @@
-"""killer.py FORMAT COUNT SEED FOLDER: kills COUNT savers of the format (fw_kit/kills.py), prints a JSON list of
-what came of each. FOLDER keeps those with a problem."""
+"""killer.py FORMAT COUNT SEED FOLDER: kills COUNT savers of the format (fw_kit/kills.py), prints one JSON line for
+each with what came of it. FOLDER keeps those with a problem."""
 
 import json
 import os
@@ -22,7 +22,9 @@ def main():
     name, count, seed, folder = sys.argv[1:]
     writer = fw_formats.make(name, width=WIDTH)
     ranks.warm_up(writer)
-    json.dump(Killer(writer, folder, int(seed)).run(int(count)), sys.stdout)
+    killer = Killer(writer, folder, int(seed))
+    for number in range(int(count)):
+        print(json.dumps(killer.once(number)), flush=True)
 
 
 if __name__ == "__main__":

@@ -112,11 +112,18 @@ def test_holes(saves):
 @VOUCHED
 def test_two_saves_mixed(saves):
     """A run that saves the same step again and is killed on the way: some files are new, the rest old."""
-    if not os.path.isdir(saves.newest):
+    if len(files_of(saves.newest)) < 2:
         # One file cannot be two saves: what is written over is cut off (test_cut_off).
         return
+    # The files of the case are links: they have these times as long as they are judged.
     shift_times(saves.again, APART_S)
-    cases = saves.damage.overwritten(os.path.join(saves.again, saves.name))
-    shift_times(saves.again, -APART_S)
-    passed = [case for case in saves.passed_as_complete(cases) if not saves.format.mix_is_untold(case)]
+    try:
+        cases = saves.damage.overwritten(os.path.join(saves.again, saves.name))
+        passed = saves.passed_as_complete(cases)
+    finally:
+        shift_times(saves.again, -APART_S)
+    untold = [case for case in passed if saves.format.mix_is_untold(case)]
+    for case in untold:
+        print(f"not told: {case}: {saves.format.mix_is_untold(case)}")
+    passed = [case for case in passed if case not in untold]
     assert cases and not passed, "\n".join(map(str, passed))

@@ -38,8 +38,13 @@ class Oracle {
   // job empty: to everything on the node; node empty: to every node.
   virtual void OnFault(const std::string& /*job*/, uint32_t /*attempt*/, int /*rank*/,
                        const std::string& /*node*/) {}
+  // What really happens in a job's checkpoint folder.
+  virtual void OnSaved(const std::string& /*job*/, const v1::Checkpoint&) {}
+  virtual void OnMovedAside(const std::string& /*job*/, const std::string& /*path*/) {}
   // A controller has replayed its disk: texts of the state before the crash and after the replay.
   virtual void OnReplay(const std::string& /*before*/, const std::string& /*after*/) {}
+  // Reports that an agent keeps, since they are not acknowledged; whenever it was told something.
+  virtual void OnUnacknowledged(const std::string& /*node*/, size_t /*reports*/, bool /*at_the_end*/) {}
   // The state of every job and every process that is left, after the quiet phase.
   virtual void OnEnd(const std::vector<v1::JobStatus>&, const std::vector<Process>&, const Disk&) {}
 
@@ -58,9 +63,11 @@ std::unique_ptr<Oracle> MakeDurableOracle();
 std::unique_ptr<Oracle> MakeReplayOracle();
 std::unique_ptr<Oracle> MakeBudgetOracle();
 std::unique_ptr<Oracle> MakeSubmitOracle();
+std::unique_ptr<Oracle> MakeCheckpointsOracle();
 std::unique_ptr<Oracle> MakeQuietOracle();
 std::unique_ptr<Oracle> MakeVerdictOracle();
 std::unique_ptr<Oracle> MakeNothingLeftOracle();
+std::unique_ptr<Oracle> MakeQueueOracle();
 
 }  // namespace dgxrun::sim
 

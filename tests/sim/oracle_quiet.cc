@@ -31,6 +31,12 @@ class Quiet : public Oracle {
             Complain(what + " and waits for '" + job.waiting_for() + "'");
           }
           break;
+        case v1::JOB_STATE_STOPPING:
+          // A majority of the committee died for good: no time proves that a node is off.
+          if (job.waiting_for().find("proof that node ") == std::string::npos) {
+            Complain(what + ", waiting for '" + job.waiting_for() + "'");
+          }
+          break;
         default:  // a proto enum is open
           Complain(what + ", waiting for '" + job.waiting_for() + "'");
       }

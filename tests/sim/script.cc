@@ -35,6 +35,16 @@ const AttemptScript& Script::Of(const std::string& job, uint32_t attempt, uint32
   return script;
 }
 
+void Script::FailsSoon(const std::string& job, uint32_t attempt, uint32_t ranks, const std::string& tail) {
+  Of(job, attempt, ranks);
+  if (!fail_soon_.insert({job, attempt}).second) return;  // each node of the attempt says so
+  AttemptScript& script = attempts_[{job, attempt}];
+  script.spawn_fails = -1;
+  script.culprit = 0;
+  script.fails_after = world_->Between(200 * kMs, 2 * kSecond);
+  script.failure = {1, 0, tail};
+}
+
 bool Script::Victim(Ending* ending) {
   switch (world_->Between(0, 3)) {
     case 0:

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -34,6 +35,8 @@ class Script {
   Script(World* world, FaultSink fault) : world_(world), fault_(std::move(fault)) {}
 
   const AttemptScript& Of(const std::string& job, uint32_t attempt, uint32_t ranks);
+  // The attempt has loaded something bad: rank 0 fails of it soon, whatever was planned.
+  void FailsSoon(const std::string& job, uint32_t attempt, uint32_t ranks, const std::string& tail);
   void Happened(const std::string& job, uint32_t attempt, int rank) { fault_(job, attempt, rank); }
 
   // How a peer of a failed rank dies; false: it hangs until it is stopped.
@@ -47,6 +50,7 @@ class Script {
   World* const world_;
   const FaultSink fault_;
   std::map<std::pair<std::string, uint32_t>, AttemptScript> attempts_;
+  std::set<std::pair<std::string, uint32_t>> fail_soon_;
 };
 
 }  // namespace dgxrun::sim

@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "controller/core/invariants.h"
+#include "tests/sim/coverage.h"
 
 namespace dgxrun::sim {
 
@@ -11,7 +12,7 @@ void SimController::Start() {
   ++epoch_;
   world_->Trace("controller starts");
   state_ = core::State();
-  for (const v1::Record& record : disk_) core::Apply(&state_, record);
+  for (const v1::Record& record : disk_) Apply(record);
   if (!dump_.empty()) host_->Replayed(dump_, core::DumpState(state_));
   contacts_ = core::Contacts();
   contacts_.config.cluster_name = "sim";
@@ -52,9 +53,39 @@ void SimController::ScheduleTick() {
   });
 }
 
+// The mutation: no word of the node is waited for.
+void SimController::FreeWhatStops(core::Decision* decision) {
+  std::vector<v1::Record> gone;
+  for (const v1::Record& record : decision->records) {
+    if (!record.has_attempt_stopping()) continue;
+    const core::Job* job = core::FindJobById(state_, JobId(record.attempt_stopping().job_id()));
+    if (job == nullptr || !job->attempt) continue;
+    for (const auto& share : job->attempt->nodes) {
+      if (share->phase == core::AttemptNode::Phase::kGone) continue;
+      v1::Record free = record;
+      free.mutable_node_gone()->set_job_id(job->id.str());
+      free.mutable_node_gone()->set_attempt(job->attempt->number.value());
+      free.mutable_node_gone()->set_node_id(share->node.str());
+      gone.push_back(free);
+    }
+  }
+  // Only where nothing follows in the same decision, so that the records still agree with each other.
+  if (!decision->records.empty() && decision->records.back().has_attempt_stopping()) {
+    decision->records.insert(decision->records.end(), gone.begin(), gone.end());
+  }
+}
+
 bool SimController::Point() {
   if (crash_in_ > 0 && --crash_in_ == 0) Crash();
   return !up_;
+}
+
+void SimController::Apply(const v1::Record& record) {
+  core::Apply(&state_, record);
+  if (mutation_ == Mutation::kReuseAttempt && record.attempt_ended().restart()) {
+    core::Job& job = state_.jobs.at(JobId(record.attempt_ended().job_id())).Mutable();
+    job.next_attempt = job.attempt->number;
+  }
 }
 
 bool SimController::Persist(const std::vector<v1::Record>& records) {
@@ -62,10 +93,12 @@ bool SimController::Persist(const std::vector<v1::Record>& records) {
   for (const v1::Record& record : records) {
     disk_.push_back(record);
     history_.push_back(record);
-    core::Apply(&state_, record);
+    Apply(record);
     world_->Trace("record", record);
   }
-  const absl::Status status = core::CheckInvariants(state_);
+  // Of a mutant only what it does out there counts.
+  const absl::Status status =
+      mutation_ == Mutation::kNone ? core::CheckInvariants(state_) : absl::OkStatus();
   if (!status.ok()) host_->Broken(std::string(status.message()));
   return records.empty() || !Point();
 }
@@ -86,8 +119,15 @@ bool SimController::Leave(const core::Input& input, const core::Decision& decisi
 void SimController::Feed(decltype(core::Input::body) body) {
   if (!up_) return;
   const core::Input input{world_->wall(), std::move(body)};
+  Cover(input);
   core::Observe(&contacts_, state_, input);
-  const core::Decision decision = core::Decide(state_, contacts_, input);
+  if (mutation_ == Mutation::kNoCommittee) {
+    for (const auto& [number, committee] : state_.committees) {
+      contacts_.committee_since[number] = absl::InfinitePast();
+    }
+  }
+  core::Decision decision = core::Decide(state_, contacts_, input);
+  if (mutation_ == Mutation::kFreeBeforeGone) FreeWhatStops(&decision);
   if (mutation_ == Mutation::kAnswerFirst) {
     const core::State before = state_;
     for (const v1::Record& record : decision.records) core::Apply(&state_, record);
@@ -101,6 +141,7 @@ void SimController::Feed(decltype(core::Input::body) body) {
 
 void SimController::Perform(const core::Effect& effect) {
   if (const auto* send = std::get_if<core::SendToNode>(&effect)) {
+    if (mutation_ == Mutation::kForgetAck && send->kind == core::SendToNode::Kind::kAck) return;
     const auto identity =
         std::make_tuple(static_cast<int>(send->kind), send->job.str(), send->attempt.value());
     std::string& last = sent_[send->connection][identity];
@@ -116,6 +157,8 @@ void SimController::Perform(const core::Effect& effect) {
   }
   // DeleteEnvironment: blobs are the engine's.
 }
+
+void SimController::Cover(const core::Input& input) { CoverInput(state_, contacts_, input, &covered_); }
 
 // One transaction, as the engine does it.
 void SimController::Archive(const JobId& job) {

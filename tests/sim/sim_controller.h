@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -18,9 +19,15 @@ namespace dgxrun::sim {
 
 enum class Mutation {
   kNone,
-  kNoFenceWait,  // a lost node is taken for fenced before its lease has run out
-  kAnswerFirst,  // effects and answers leave before the records are on the disk
-  kDeaf          // the last lines of stderr are not looked at
+  kNoFenceWait,           // a lost node is taken for fenced before its lease has run out
+  kNoCommittee,           // ... or while a committee may keep its ranks alive
+  kSingleWitness,         // an agent takes the word of one witness for a majority's
+  kAnswerFirst,           // effects and answers leave before the records are on the disk
+  kReuseAttempt,          // the attempt after a failed one gets the same number
+  kLaunchAfterTombstone,  // an agent starts whatever it is told to
+  kForgetAck,             // reports are taken, but never acknowledged
+  kFreeBeforeGone,        // a node counts as free when its attempt is told to stop
+  kDeaf                   // the last lines of stderr are not looked at
 };
 
 class ControllerHost {
@@ -50,6 +57,7 @@ class SimController {
 
   std::vector<v1::JobStatus> Jobs() const;  // archived ones too
   const Disk& history() const { return history_; }
+  const std::set<std::string>& covered() const { return covered_; }
   const core::State& state() const { return state_; }
 
  private:
@@ -59,6 +67,9 @@ class SimController {
   void Perform(const core::Effect& effect);
   void Archive(const JobId& job);
   void ScheduleTick();
+  void Apply(const v1::Record& record);
+  void Cover(const core::Input& input);
+  void FreeWhatStops(core::Decision* decision);
 
   World* const world_;
   ControllerHost* const host_;
@@ -73,6 +84,7 @@ class SimController {
   std::string dump_;  // of the state at the last crash
   Disk disk_;
   Disk history_;  // all that was ever durable
+  std::set<std::string> covered_;  // "state: input" pairs that were met
   std::map<std::string, v1::JobStatus> archive_;
   // The outbox: last message per identity on each connection.
   std::map<core::ConnectionId, std::map<std::tuple<int, std::string, uint32_t>, std::string>> sent_;

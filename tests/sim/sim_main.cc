@@ -6,8 +6,10 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <set>
 #include <string>
 
+#include "tests/sim/coverage.h"
 #include "tests/sim/simulation.h"
 
 namespace dgxrun::sim {
@@ -15,6 +17,12 @@ namespace {
 
 const std::map<std::string, Mutation> kMutations = {
     {"no-fence-wait", Mutation::kNoFenceWait},
+    {"no-committee", Mutation::kNoCommittee},
+    {"single-witness", Mutation::kSingleWitness},
+    {"reuse-attempt", Mutation::kReuseAttempt},
+    {"launch-after-tombstone", Mutation::kLaunchAfterTombstone},
+    {"forget-ack", Mutation::kForgetAck},
+    {"free-before-gone", Mutation::kFreeBeforeGone},
     {"answer-first", Mutation::kAnswerFirst},
     {"deaf", Mutation::kDeaf},
 };
@@ -30,13 +38,35 @@ bool Report(const SimOptions& options, const SimResult& result) {
   return false;
 }
 
+int JudgeCoverage(const std::set<std::string>& covered) {
+  int missing = 0;
+  for (const std::string& pair : ReachablePairs()) {
+    if (covered.count(pair) > 0) continue;
+    std::fprintf(stderr, "never met: %s\n", pair.c_str());
+    ++missing;
+  }
+  for (const std::string& pair : covered) {
+    if (ReachablePairs().count(pair) > 0) continue;
+    std::fprintf(stderr, "not in reachable_pairs.inc: %s\n", pair.c_str());
+    ++missing;
+  }
+  std::printf("%zu of %zu pairs of state and input met\n", covered.size(), ReachablePairs().size());
+  return missing == 0 ? 0 : 1;
+}
+
 int Main(int argc, char** argv) {
   SimOptions options;
   uint64_t seeds = 1;
+  bool coverage = false;
+  std::set<std::string> covered;
   for (int i = 1; i < argc; ++i) {
     const std::string flag = argv[i];
     if (flag == "--verbose") {
       options.verbose = true;
+      continue;
+    }
+    if (flag == "--coverage") {
+      coverage = true;
       continue;
     }
     if (flag == "--peers") {
@@ -78,6 +108,7 @@ int Main(int argc, char** argv) {
       std::fprintf(stderr, "seed %llu: two runs differ\n", static_cast<unsigned long long>(options.seed));
       return 1;
     }
+    covered.insert(result.covered.begin(), result.covered.end());
     ended += result.ended;
     running += result.running;
     queued += result.queued;
@@ -90,7 +121,7 @@ int Main(int argc, char** argv) {
   }
   std::printf("%llu seeds: %d jobs ended, %d run, %d wait; %d restarts\n",
               static_cast<unsigned long long>(seeds), ended, running, queued, restarts);
-  return 0;
+  return coverage ? JudgeCoverage(covered) : 0;
 }
 
 }  // namespace

@@ -19,8 +19,13 @@ v1::ExitStatus ToExit(const Ending& ending) {
 
 }  // namespace
 
-SimNode::SimNode(World* world, NodeHost* host, Script* script, std::string name, int gpus)
-    : world_(world), host_(host), script_(script), name_(std::move(name)), gpus_(gpus) {}
+SimNode::SimNode(World* world, NodeHost* host, Script* script, std::string name, int gpus, Mutation mutation)
+    : world_(world),
+      host_(host),
+      script_(script),
+      name_(std::move(name)),
+      gpus_(gpus),
+      mutation_(mutation) {}
 
 // ---- the agent's life ----
 
@@ -35,6 +40,7 @@ void SimNode::StartAgent() {
   options.boot_id = absl::StrCat(name_, "-boot-", boots_);
   options.agent_user = "root";
   options.offer = offer_;
+  if (!offer_) options.witness_path = "witness-" + name_;
   options.inventory.set_allowed_cores(16);
   options.inventory.set_pci_gpus(gpus_);
   options.inventory.add_addresses("10.1.0." + name_.substr(1));
@@ -65,6 +71,21 @@ void SimNode::StartAgent() {
     if (!shim->finished) SayHello(shim);
   }
   host_->Dial(name_);
+  world_->In(agent::AgentCore::kWitnessPeriodNs, [this, epoch = epoch_] { Witness(epoch); });
+}
+
+void SimNode::Witness(uint64_t epoch) {
+  if (epoch != epoch_ || core_ == nullptr) return;
+  Handle(agent::WitnessDue{});
+  world_->In(agent::AgentCore::kWitnessPeriodNs, [this, epoch] { Witness(epoch); });
+}
+
+void SimNode::Asked(uint64_t question_id, const v1::WitnessQuestion& question) {
+  Handle(agent::WitnessAsked{question_id, question});
+}
+
+void SimNode::Answered(uint64_t round, const v1::WitnessAnswer& answer) {
+  Handle(agent::WitnessAnswered{round, answer});
 }
 
 void SimNode::CrashAgent() {
@@ -128,6 +149,17 @@ void SimNode::Perform(const agent::Action& action) {
     store_.capsules[JobId(capsule->capsule.job_id())] = capsule->capsule;
   } else if (const auto* history = std::get_if<agent::DropCapsule>(&action)) {
     store_.capsules.erase(history->job);
+  } else if (const auto* committee = std::get_if<agent::StoreCommittee>(&action)) {
+    store_.committee = committee->stored;
+  } else if (const auto* ask = std::get_if<agent::AskCommittee>(&action)) {
+    v1::WitnessQuestion question;
+    question.set_cluster_id(core_->cluster_id());
+    question.set_node_id("id-" + name_);
+    for (const v1::CommitteeMember& member : ask->members) {
+      host_->AskWitness(name_, member.name(), ask->round, question);
+    }
+  } else if (const auto* answer = std::get_if<agent::AnswerWitness>(&action)) {
+    host_->WitnessAnswers(name_, answer->question_id, answer->answer);
   } else if (const auto* drop = std::get_if<agent::DropReports>(&action)) {
     std::erase_if(store_.reports, [&](const v1::Report& r) { return r.number() <= drop->up_to; });
   } else if (const auto* forgotten = std::get_if<agent::DropJob>(&action)) {
@@ -150,8 +182,8 @@ void SimNode::Perform(const agent::Action& action) {
     host_->HangUp(name_);
   } else if (const auto* check = std::get_if<agent::CheckPaths>(&action)) {
     const agent::AttemptKey key{JobId(check->prepare.job_id()), AttemptNo(check->prepare.attempt())};
-    world_->In(world_->Between(kMs, 30 * kMs), [this, key, epoch = epoch_] {
-      if (epoch == epoch_) Handle(agent::PreparedHere{key, v1::Prepared()});
+    world_->In(world_->Between(kMs, 30 * kMs), [this, key, prepare = check->prepare, epoch = epoch_] {
+      if (epoch == epoch_) Handle(agent::PreparedHere{key, folders_->Answer(prepare), prepare.resume()});
     });
   } else if (const auto* start = std::get_if<agent::StartShimFor>(&action)) {
     StartShim(*start);
@@ -185,7 +217,16 @@ void SimNode::LinkDown() {
   ++link_;
   Handle(agent::LinkDown{});
 }
-void SimNode::FromController(const v1::ControllerMsg& message) { Handle(agent::FromController{message}); }
+void SimNode::FromController(const v1::ControllerMsg& message) {
+  if (mutation_ == Mutation::kLaunchAfterTombstone && message.has_launch() && core_ != nullptr) {
+    const agent::AttemptKey key{JobId(message.launch().job_id()), AttemptNo(message.launch().attempt())};
+    if (!core_->Lives(key) && store_.jobs[key.job].tombstone >= static_cast<int64_t>(key.attempt.value())) {
+      return StartShim(
+          agent::StartShimFor{message.launch(), static_cast<uint64_t>(world_->now() + 10 * kSecond)});
+    }
+  }
+  Handle(agent::FromController{message});
+}
 
 // ---- shims ----
 
@@ -212,6 +253,7 @@ void SimNode::StartShim(const agent::StartShimFor& start) {
   for (const auto& var : launch.plan().common_env()) {
     if (var.name() == "WORLD_SIZE") shim->world_size = static_cast<uint32_t>(std::stoul(var.value()));
   }
+  shim->plan = launch.plan();
   shims_[shim->key] = shim;
   SayHello(shim);
   world_->In(world_->Between(2 * kMs, 40 * kMs), [this, shim, power = power_] {
@@ -224,6 +266,7 @@ void SimNode::Spawn(const ShimPtr& shim) {
   if (shim->gang->state() != GangState::kStarting) return ReapIfEmpty(shim);
   const std::string& job = shim->key.job.str();
   const uint32_t attempt = shim->key.attempt.value();
+  if (folders_->IsBad(job, shim->plan)) script_->FailsSoon(job, attempt, shim->world_size, kBadTensor);
   const AttemptScript& script = script_->Of(job, attempt, shim->world_size);
   for (size_t i = 0; i < shim->ranks.size(); ++i) {
     if (static_cast<int>(shim->ranks[i].process.rank) != script.spawn_fails) continue;
@@ -250,7 +293,17 @@ void SimNode::Spawn(const ShimPtr& shim) {
       if (culprit) script_->Happened(p.job, p.attempt, static_cast<int>(p.rank));
       EndRank(shim, i, 0, culprit ? script.failure : Ending());
     });
+    const bool saves = shim->ranks[i].process.rank == 0 && !shim->plan.ckpt_dir().empty();
+    if (saves) SaveNow(shim, i);
   }
+}
+
+void SimNode::SaveNow(const ShimPtr& shim, size_t index) {
+  world_->In(world_->Between(3 * kSecond, 8 * kSecond), [this, shim, index, power = power_] {
+    if (power != power_ || !shim->ranks[index].alive || shim->ranks[index].dying) return;
+    folders_->Save(shim->key.job.str(), shim->plan);
+    SaveNow(shim, index);
+  });
 }
 
 void SimNode::EndRank(const ShimPtr& shim, size_t index, int64_t delay, const Ending& ending) {

@@ -13,8 +13,10 @@
 
 #include "agent/agent_core.h"
 #include "launcher/gang.h"
+#include "tests/sim/checkpoint_folder.h"
 #include "tests/sim/oracle.h"
 #include "tests/sim/script.h"
+#include "tests/sim/sim_controller.h"
 #include "tests/sim/world.h"
 
 namespace dgxrun::sim {
@@ -26,6 +28,11 @@ class NodeHost {
   virtual void Dial(const std::string& node) = 0;  // the agent wants a stream
   virtual void HangUp(const std::string& node) = 0;
   virtual void FromAgent(const std::string& node, const v1::AgentMsg& message) = 0;
+  // An agent asks another one, and it answers.
+  virtual void AskWitness(const std::string& node, const std::string& witness, uint64_t round,
+                          const v1::WitnessQuestion& question) = 0;
+  virtual void WitnessAnswers(const std::string& witness, uint64_t question_id,
+                              const v1::WitnessAnswer& answer) = 0;
   virtual void RankStarted(const Process& process) = 0;
   virtual void RankDied(const Process& process) = 0;
   // A rank ended otherwise than well: its peers' collectives break.
@@ -34,12 +41,14 @@ class NodeHost {
 
 class SimNode {
  public:
-  SimNode(World* world, NodeHost* host, Script* script, std::string name, int gpus);
+  SimNode(World* world, NodeHost* host, Script* script, std::string name, int gpus, Mutation mutation);
 
   const std::string& name() const { return name_; }
+  void SetFolders(CheckpointFolders* folders) { folders_ = folders; }  // before the agent's first start
   void SetOffer(const v1::PeerOffer& offer) { offer_ = offer; }  // peers mode; before the agent's first start
   bool powered() const { return powered_; }
   bool agent_up() const { return core_ != nullptr; }
+  size_t unacked() const { return core_->unacked().size(); }  // agent_up() only
 
   void StartAgent();
   void CrashAgent();               // shims and ranks live on
@@ -51,6 +60,8 @@ class SimNode {
   void LinkUp();
   void LinkDown();
   void FromController(const v1::ControllerMsg& message);
+  void Asked(uint64_t question_id, const v1::WitnessQuestion& question);
+  void Answered(uint64_t round, const v1::WitnessAnswer& answer);
 
   // Peers of a rank that failed: each dies as the script says, unless it hangs.
   void BreakCollective(const std::string& job, uint32_t attempt);
@@ -68,6 +79,7 @@ class SimNode {
     std::unique_ptr<Gang> gang;
     std::vector<Rank> ranks;
     uint32_t world_size = 1;
+    v1::NodePlan plan;
     uint64_t timer = 0;
     bool spawned = false;
     bool finished = false;
@@ -88,13 +100,17 @@ class SimNode {
   void KillRanks(const ShimPtr& shim);
   void EndRank(const ShimPtr& shim, size_t index, int64_t delay, const Ending& ending);
   void ReapIfEmpty(const ShimPtr& shim);
+  void SaveNow(const ShimPtr& shim, size_t index);
   void ReportPorts();
+  void Witness(uint64_t epoch);
 
   World* const world_;
   NodeHost* const host_;
   Script* const script_;
+  CheckpointFolders* folders_ = nullptr;
   const std::string name_;
   const int gpus_;
+  const Mutation mutation_;
   int boots_ = 1;
   bool powered_ = true;
   uint64_t epoch_ = 0;  // of the agent's life; what was scheduled in an older one is void

@@ -21,17 +21,26 @@ Simulation::Simulation(const SimOptions& options)
       world_(options.seed),
       script_(&world_,
               [this](const std::string& job, uint32_t attempt, int rank) { Fault(job, attempt, rank, ""); }),
-      controller_(&world_, this, options.mutation) {
+      folders_(&world_, {[this](const std::string& job, const v1::Checkpoint& checkpoint) {
+                           Each([&](Oracle* oracle) { oracle->OnSaved(job, checkpoint); });
+                         },
+                         [this](const std::string& job, const std::string& path) {
+                           Each([&](Oracle* oracle) { oracle->OnMovedAside(job, path); });
+                         }}),
+      controller_(&world_, this, options.mutation),
+      mood_(options.seed % 3 == 0 && !options.peers ? Mood::kPartitions : Mood::kMixed) {
   world_.verbose = options.verbose;
   for (auto make :
        {MakeOneAttemptOracle, MakeGpuOracle, MakeDurableOracle, MakeReplayOracle, MakeBudgetOracle,
-        MakeSubmitOracle, MakeQuietOracle, MakeVerdictOracle, MakeNothingLeftOracle}) {
+        MakeSubmitOracle, MakeQuietOracle, MakeVerdictOracle, MakeNothingLeftOracle, MakeQueueOracle,
+        MakeCheckpointsOracle}) {
     oracles_.push_back(make());
   }
   const int gpus = world_.Chance(70) && !options.peers ? 4 : 0;
   for (int i = 1; i <= options.nodes; ++i) {
     const std::string name = absl::StrCat("n", i);
-    hosts_[name].node = std::make_unique<SimNode>(&world_, this, &script_, name, gpus);
+    hosts_[name].node = std::make_unique<SimNode>(&world_, this, &script_, name, gpus, options.mutation);
+    hosts_[name].node->SetFolders(&folders_);
   }
   if (options.peers) MakePeers();
 }
@@ -47,6 +56,7 @@ void Simulation::MakePeers() {
   spec->set_cwd("/data");
   spec->set_grace_ms(world_.Chance(20) ? 0 : 2000);
   spec->set_max_restarts(static_cast<uint32_t>(world_.Between(1, 6)));
+  if (world_.Chance(50)) spec->set_ckpt_dir("/ckpt");
   for (auto& [name, host] : hosts_) {
     offer.set_order(name == "n1" ? 0 : 1);
     host.node->SetOffer(offer);
@@ -75,6 +85,13 @@ SimResult Simulation::Run() {
     client.spec.set_cwd("/data");
     client.spec.set_grace_ms(world_.Chance(20) ? 0 : 2000);
     client.spec.set_max_restarts(static_cast<uint32_t>(world_.Between(0, 4)));
+    if (world_.Chance(50)) {
+      client.spec.set_ckpt_dir("/ckpt");
+      client.spec.set_max_restarts(static_cast<uint32_t>(world_.Between(2, 8)));
+    }
+    if (client.spec.nodes() > 1 && world_.Chance(40)) {
+      client.spec.set_min_nodes(static_cast<uint32_t>(world_.Between(1, client.spec.nodes() - 1)));
+    }
     clients_.push_back(client);
     world_.In(world_.Between(2 * kSecond, kStorm * 3 / 4), [this, i] { Submit(i); });
   }
@@ -99,6 +116,10 @@ SimResult Simulation::Run() {
       for (const Process& process : host.node->Living()) living.push_back(process);
     }
     Each([&](Oracle* oracle) { oracle->OnEnd(jobs, living, controller_.history()); });
+    for (const auto& [name, host] : hosts_) {
+      const size_t reports = host.node->agent_up() ? host.node->unacked() : 0;
+      Each([&, node = name](Oracle* oracle) { oracle->OnUnacknowledged(node, reports, true); });
+    }
     for (const Client& client : clients_) {
       if (!client.answered) complaints_.push_back("client: " + client.key + " never got an answer");
     }
@@ -116,6 +137,7 @@ SimResult Simulation::Run() {
     result.restarts += static_cast<int>(job.restarts());
   }
   result.hash = world_.hash();
+  result.covered = controller_.covered();
   return result;
 }
 
@@ -179,6 +201,7 @@ void Simulation::Open(const std::string& name) {
   stream->id = ++last_connection_;
   stream->node = name;
   host.stream = stream;
+  host.welcomed = false;
   at_controller_[stream->id] = stream;
   host.node->LinkUp();
 }
@@ -274,17 +297,63 @@ void Simulation::ToNode(const core::SendToNode& send, const Disk& history) {
   if (it == at_controller_.end()) return;
   const StreamPtr stream = it->second;
   Host& host = hosts_.at(name);
+  // A command comes again, much later and on whatever stream there is then: from an outbox that resends, or
+  // from a controller that was replaced.
+  const bool command = send.message.has_prepare() || send.message.has_launch() || send.message.has_stop() ||
+                       send.message.has_forget();
+  if (command && !options_.peers && world_.Chance(5)) {
+    world_.In(world_.Between(kMs, 20 * kSecond), [&host, message = send.message] {
+      if (host.stream != nullptr && host.welcomed) host.node->FromController(message);
+    });
+  }
   stream->last_down = std::max(stream->last_down, world_.now() + world_.Between(kMs, 15 * kMs));
   world_.At(stream->last_down, [this, stream, message = send.message, &host] {
-    auto deliver = [weak = std::weak_ptr<Stream>(stream), message, &host] {
+    auto deliver = [this, weak = std::weak_ptr<Stream>(stream), message, &host] {
       if (const StreamPtr alive = weak.lock(); alive != nullptr && host.stream == alive) {
+        host.welcomed = host.welcomed || message.has_welcome();
         host.node->FromController(message);
+        const size_t reports = host.node->agent_up() ? host.node->unacked() : 0;
+        Each([&](Oracle* oracle) { oracle->OnUnacknowledged(host.node->name(), reports, false); });
       }
     };
     if (host.cut_down || !stream->held_down.empty()) {
       stream->held_down.push_back(deliver);
     } else {
       deliver();
+    }
+  });
+}
+
+void Simulation::AskWitness(const std::string& node, const std::string& witness, uint64_t round,
+                            const v1::WitnessQuestion& question) {
+  auto it = hosts_.find(witness);
+  if (it == hosts_.end()) return;
+  Host* to = &it->second;
+  const uint64_t id = ++last_question_;
+  questions_[id] = {node, round};
+  // Some answers come too late to count.
+  const int64_t delay = world_.Chance(95) ? world_.Between(kMs, 30 * kMs) : world_.Between(kMs, kSecond);
+  world_.In(delay, [this, id, node, to, question] {
+    if (hosts_.at(node).side == to->side && to->node->agent_up()) to->node->Asked(id, question);
+  });
+}
+
+void Simulation::WitnessAnswers(const std::string& witness, uint64_t question_id,
+                                const v1::WitnessAnswer& answer) {
+  auto it = questions_.find(question_id);
+  if (it == questions_.end()) return;
+  const Question question = it->second;
+  questions_.erase(it);
+  const int64_t delay = world_.Chance(95) ? world_.Between(kMs, 30 * kMs) : world_.Between(kMs, kSecond);
+  world_.In(delay, [this, witness, question, answer] {
+    Host& from = hosts_.at(question.from);
+    if (from.side != hosts_.at(witness).side || !from.node->agent_up()) return;
+    from.node->Answered(question.round, answer);
+    if (options_.mutation != Mutation::kSingleWitness) return;
+    for (const auto& [name, host] : hosts_) {
+      v1::WitnessAnswer copy = answer;
+      copy.set_node_id("id-" + name);
+      from.node->Answered(question.round, copy);
     }
   });
 }

@@ -34,6 +34,7 @@ struct SimResult {
   uint64_t hash = 0;
   int ended = 0, running = 0, queued = 0;  // jobs at the end
   int restarts = 0;
+  std::set<std::string> covered;  // coverage.h
 };
 
 class Simulation : public ControllerHost, public NodeHost {
@@ -56,7 +57,13 @@ class Simulation : public ControllerHost, public NodeHost {
     StreamPtr stream;  // the agent's present one
     bool cut_up = false, cut_down = false;
     bool dead_for_good = false;
+    bool welcomed = false;  // on the present stream
     uint64_t cut = 0;  // number of the last partition
+    int side = 0;      // agents reach each other when they are on the same one
+  };
+  struct Question {
+    std::string from;
+    uint64_t round = 0;
   };
   struct Client {
     std::string key;
@@ -77,6 +84,10 @@ class Simulation : public ControllerHost, public NodeHost {
   void RankStarted(const Process& process) override;
   void RankDied(const Process& process) override;
   void RankFailed(const Process& process) override;
+  void AskWitness(const std::string& node, const std::string& witness, uint64_t round,
+                  const v1::WitnessQuestion& question) override;
+  void WitnessAnswers(const std::string& witness, uint64_t question_id,
+                      const v1::WitnessAnswer& answer) override;
 
   void Open(const std::string& node);
   void AtController(const StreamPtr& stream, const v1::AgentMsg& message);
@@ -90,12 +101,16 @@ class Simulation : public ControllerHost, public NodeHost {
   // storm.cc
   void Storm();
   void OneFault();
+  void OnePartition();
   void CrashController();
   void MakePeers();
   bool IsEndpoint(const Host& host) const { return options_.peers && host.node->name() == "n1"; }
   void CrashAgent(Host* host);
   void LosePower(Host* host);
   void Cut(Host* host);
+  void CutRack();
+  void CutController();
+  void CutFromController(Host* host, bool up, bool down, int64_t for_ns);
   void Calm();
 
   template <class F>
@@ -106,6 +121,7 @@ class Simulation : public ControllerHost, public NodeHost {
   const SimOptions options_;
   World world_;
   Script script_;
+  CheckpointFolders folders_;
   SimController controller_;
   std::map<std::string, Host> hosts_;
   std::map<core::ConnectionId, StreamPtr> at_controller_;
@@ -113,8 +129,13 @@ class Simulation : public ControllerHost, public NodeHost {
   std::vector<Client> clients_;
   std::map<core::RequestId, size_t> requests_;
   core::RequestId last_request_ = 0;
+  std::map<uint64_t, Question> questions_;
+  uint64_t last_question_ = 0;
+  int last_side_ = 0;
   std::vector<std::unique_ptr<Oracle>> oracles_;
   std::vector<std::string> complaints_;
+  enum class Mood { kMixed, kPartitions };
+  const Mood mood_;
   bool storm_ = true;
 };
 

@@ -1,4 +1,5 @@
 dgxrun_test(NAME agent_core_test SRCS ${CMAKE_CURRENT_LIST_DIR}/agent_core_test.cc LIBS dgxrun_agent_core)
+dgxrun_test(NAME agent_witness_test SRCS ${CMAKE_CURRENT_LIST_DIR}/agent_witness_test.cc LIBS dgxrun_agent_core)
 dgxrun_test(NAME agent_parts_test
   SRCS ${CMAKE_CURRENT_LIST_DIR}/agent_parts_test.cc ${CMAKE_CURRENT_LIST_DIR}/deny_at_start.cc
        ${CMAKE_CURRENT_LIST_DIR}/launcher_deny.cc

@@ -200,6 +200,24 @@ TEST_F(CkptFolderTest, FoldersAreRemovedWholeButNoPartOfAGroup) {
   EXPECT_THAT(Names(), ElementsAre("ep0-rank0.pt"));
 }
 
+TEST_F(CkptFolderTest, WhatWasSavedAnewIsNotMovedAside) {
+  Save(20);
+  Save(30);
+  v1::Prepare prepare;
+  prepare.set_ckpt_dir(folder_);
+  prepare.set_resume(Path("step_20.safetensors"));
+  prepare.add_poisoned(Path("step_30.safetensors"));
+  prepare.add_poisoned_mtime_unix_ns(absl::ToUnixNanos(absl::Now() - absl::Minutes(1)));
+  JudgeStop stop;
+  v1::Prepared prepared;
+  PutInOrder(prepare, &stop, &prepared);
+  EXPECT_THAT(prepared.notes(), IsEmpty());
+  EXPECT_THAT(Names(), ElementsAre("step_20.safetensors", "step_30.safetensors"));
+  prepare.set_poisoned_mtime_unix_ns(0, absl::ToUnixNanos(absl::Now()));
+  PutInOrder(prepare, &stop, &prepared);
+  EXPECT_THAT(Names(), ElementsAre("step_20.safetensors", "step_30.safetensors.dgxrun-quarantine"));
+}
+
 class WatchTest : public CkptFolderTest {
  protected:
   CkptWatch Make(uint32_t keep_last = 0) {
@@ -256,14 +274,63 @@ TEST_F(WatchTest, AFolderThatComesLater) {
   EXPECT_THAT(Steps(watch.Look(absl::Now())), ElementsAre(1));
 }
 
-TEST_F(WatchTest, KeepsSomeWhileTraining) {
+TEST_F(WatchTest, KeepsSomeByTheRuleWhenToldTo) {
   CkptWatch watch = Make(/*keep_last=*/2);
   watch.Look(absl::Now());
-  for (int64_t step = 1; step <= 4; ++step) {
-    Save(step);
-    watch.Look(absl::Now());
-  }
-  EXPECT_THAT(Names(), UnorderedElementsAre("step_3.safetensors", "step_4.safetensors"));
+  for (int64_t step = 1; step <= 4; ++step) Save(step);
+  Write(".dgxrun-pins", "step_1.safetensors\n");
+  EXPECT_THAT(watch.Look(absl::Now()).held(), ElementsAre("step_1.safetensors"));
+  EXPECT_EQ(Names().size(), 5u) << "nothing goes without a word";
+  v1::RemoveCheckpoints remove;
+  remove.set_by_rule(true);
+  const v1::AttemptProgress news = watch.Tidy(remove, absl::Now());
+  EXPECT_THAT(news.removed(), ElementsAre(Path("step_2.safetensors")));
+  EXPECT_TRUE(news.has_checkpoints());
+  EXPECT_GT(news.free_bytes(), 0u);
+  EXPECT_THAT(Names(), UnorderedElementsAre(".dgxrun-pins", "step_1.safetensors", "step_3.safetensors",
+                                            "step_4.safetensors"));
+  EXPECT_THAT(Make().Tidy(remove, absl::Now()).removed(), IsEmpty()) << "a job without --ckpt-keep";
+}
+
+TEST_F(WatchTest, RemovesFromAListOnlyWhatIsAsItWasTold) {
+  CkptWatch watch = Make(/*keep_last=*/1);
+  for (int64_t step = 1; step <= 5; ++step) Save(step);
+  Write(".dgxrun-pins", "step_2.safetensors\n");
+  Write("step_3.safetensors", Safetensors().substr(0, 40));
+  fs::create_directory(dir_ + "/outside");
+  Write("../outside/step_9.safetensors", Safetensors());
+  v1::RemoveCheckpoints remove;
+  const auto add = [&](const std::string& path, absl::Duration before = absl::ZeroDuration()) {
+    v1::Checkpoint* told = remove.add_checkpoints();
+    told->set_path(path);
+    told->set_mtime_unix_ns(absl::ToUnixNanos(absl::Now() - before));
+    told->set_bytes(Safetensors().size());
+  };
+  add(Path("step_1.safetensors"));
+  add(Path("step_2.safetensors"));                    // pinned
+  add(Path("step_3.safetensors"));                    // torn since
+  add(Path("step_4.safetensors"), absl::Minutes(1));  // saved anew since
+  add(Path("step_7.safetensors"));                    // gone
+  add(dir_ + "/outside/step_9.safetensors");
+  add(Path("../outside/step_9.safetensors"));
+  EXPECT_THAT(watch.Tidy(remove, absl::Now()).removed(),
+              ElementsAre(Path("step_1.safetensors"), Path("step_7.safetensors")));
+  EXPECT_THAT(Names(), UnorderedElementsAre(".dgxrun-pins", "step_2.safetensors", "step_3.safetensors",
+                                            "step_4.safetensors", "step_5.safetensors"));
+  EXPECT_TRUE(fs::exists(dir_ + "/outside/step_9.safetensors"));
+}
+
+TEST_F(WatchTest, SaysWhatCannotBeRemoved) {
+  CkptWatch watch = Make(/*keep_last=*/1);
+  Save(1);
+  v1::RemoveCheckpoints remove;
+  v1::Checkpoint* told = remove.add_checkpoints();
+  told->set_path(Path("step_1.safetensors"));
+  told->set_mtime_unix_ns(absl::ToUnixNanos(absl::Now()));
+  told->set_bytes(2 * Safetensors().size());  // of both ranks' files
+  const v1::AttemptProgress news = watch.Tidy(remove, absl::Now());
+  EXPECT_THAT(news.notes(), ElementsAre(HasSubstr("--ckpt-keep: step_1.safetensors is one of")));
+  EXPECT_THAT(Names(), ElementsAre("step_1.safetensors"));
 }
 
 class StepsTest : public CkptFolderTest {

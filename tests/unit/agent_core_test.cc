@@ -15,6 +15,7 @@
 namespace dgxrun::agent {
 namespace {
 
+using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
@@ -63,9 +64,16 @@ std::string Brief(const Action& action) {
         }
         if constexpr (std::is_same_v<T, Sweep>) return absl::StrCat("sweep ", a.key.attempt.value());
         if constexpr (std::is_same_v<T, AttemptEnded>) return absl::StrCat("ended ", a.key.attempt.value());
-        if constexpr (std::is_same_v<T, ForgetJob>) return "forget";
+        if constexpr (std::is_same_v<T, ForgetJob>)
+          return a.end.has_value() ? absl::StrCat("forget: exit code ", a.end->exit_code()) : "forget";
         if constexpr (std::is_same_v<T, StartTail>) return a.ended ? "tail ended" : "tail";
         if constexpr (std::is_same_v<T, CancelTail>) return "cancel tail";
+        if constexpr (std::is_same_v<T, TidyCheckpoints>)
+          return absl::StrCat("tidy ", a.key.attempt.value(), a.remove.by_rule() ? " by rule" : "");
+        if constexpr (std::is_same_v<T, StoreCommittee>)
+          return absl::StrCat("store committee ", a.stored.committee.number());
+        if constexpr (std::is_same_v<T, AskCommittee>) return absl::StrCat("ask ", a.members.size());
+        if constexpr (std::is_same_v<T, AnswerWitness>) return "answer witness";
         if constexpr (std::is_same_v<T, Note>) return "note";
       },
       action);
@@ -204,6 +212,31 @@ TEST_F(AgentCoreTest, NothingIsTakenBeforeTheWelcome) {
   Do(LinkUp{});
   EXPECT_THAT(Launch(kA0), ElementsAre("note"));
   EXPECT_THAT(Stop(kA0), ElementsAre("note"));
+}
+
+TEST_F(AgentCoreTest, ALateSecondQuestionTouchesNothingAndOldCheckpointsGoWhileItLives) {
+  Connect();
+  Launch(kA0);
+  v1::ControllerMsg late;
+  late.mutable_prepare()->set_job_id(kA0.job.str());
+  late.mutable_prepare()->set_resume("/ckpt/20");
+  EXPECT_THAT(Say(late), ElementsAre("store #1 prepared 0", "send #1 prepared 0"));
+  v1::ControllerMsg remove;
+  remove.mutable_remove()->set_job_id(kA0.job.str());
+  remove.mutable_remove()->set_by_rule(true);
+  EXPECT_THAT(Say(remove), ElementsAre("tidy 0 by rule"));
+  remove.mutable_remove()->set_attempt(1);
+  EXPECT_THAT(Say(remove), IsEmpty()) << "nothing of it lives here";
+  v1::AttemptProgress news;
+  news.set_job_id(kA0.job.str());
+  news.add_removed("/ckpt/10");
+  Do(ProgressHere{news});
+  Do(HeartbeatDue{});
+  EXPECT_EQ(std::get<Send>(last_.back()).message.heartbeat().progress(0).removed_size(), 1);
+  news.clear_removed();
+  Do(ProgressHere{news});
+  Do(HeartbeatDue{});
+  EXPECT_EQ(std::get<Send>(last_.back()).message.heartbeat().progress(0).removed_size(), 0) << "said once";
 }
 
 TEST_F(AgentCoreTest, LifeOfAnAttempt) {
@@ -372,6 +405,17 @@ TEST_F(AgentCoreTest, ForgetKeepsTheTombstone) {
   EXPECT_THAT(Event(kA0, 1, "gone"), ElementsAre("store #1 gone 0", "send #1 gone 0", "ack 1", "ended 0",
                                                  "store job 0 0 0", "forget"));
   EXPECT_THAT(Launch(kA0), ElementsAre("store #2 refused 0", "send #2 refused 0"));
+}
+
+TEST_F(AgentCoreTest, ForgetTellsHowTheJobEndedOnce) {
+  Connect();
+  Launch(kA0);
+  v1::ControllerMsg m;
+  m.mutable_forget()->set_job_id("c-1");
+  m.mutable_forget()->mutable_status()->set_exit_code(7);
+  EXPECT_THAT(Say(m), ElementsAre("stop 0 0"));
+  EXPECT_THAT(Event(kA0, 1, "gone"), Contains("forget: exit code 7"));
+  EXPECT_THAT(Forget(), Contains("forget"));
 }
 
 TEST_F(AgentCoreTest, ForgottenJobsAreBounded) {

@@ -227,15 +227,22 @@ TEST(TrainerJudge, Losses) {
                    {"checkpoint-20/generation_config.json", "checkpoint-20/rng_state_1.pth"});
 }
 
-TEST(TrainerJudge, TheWorldSizeTellsOfTheLastRank) {
+TEST(TrainerJudge, ASmallerWorldHasFewerRandomStates) {
   MemorySource source;
-  Trainer("checkpoint-20")(source);
+  kit::PutTrainer(source, "checkpoint-10", 10);
+  kit::PutTrainer(source, "checkpoint-20", 20);
   source.Remove("checkpoint-20/rng_state_1.pth");
-  JudgeOptions options = Options();
-  EXPECT_EQ(Of(source, "checkpoint-20", options).verdict(), v1::VERDICT_COMPLETE);
-  options.world_size = 2;
-  EXPECT_EQ(Of(source, "checkpoint-20", options).verdict(), v1::VERDICT_PARTIAL);
-  EXPECT_EQ(Of(source, "checkpoint-20", options).file(), "rng_state_1.pth");
+  const auto newest = [&](std::vector<uint32_t> world_sizes) {
+    JudgeOptions options = Options();
+    options.world_sizes = std::move(world_sizes);
+    return ListCheckpoints(source, options)->at(0).checkpoint();
+  };
+  EXPECT_EQ(Of(source, "checkpoint-20").verdict(), v1::VERDICT_COMPLETE) << "alone";
+  EXPECT_EQ(newest({}).verdict(), v1::VERDICT_PARTIAL);
+  EXPECT_EQ(newest({}).file(), "rng_state_1.pth");
+  EXPECT_EQ(newest({2}).verdict(), v1::VERDICT_PARTIAL);
+  EXPECT_EQ(newest({1, 2}).verdict(), v1::VERDICT_COMPLETE) << "an elastic job wrote it with one rank";
+  EXPECT_EQ(newest({4}).verdict(), v1::VERDICT_PARTIAL);
 }
 
 TEST(TrainerJudge, OnlyTheModel) {
@@ -469,6 +476,43 @@ TEST(MegatronJudge, AnotherIteration) {
   MemorySource legacy;
   legacy.Put("iter_0000400/mp_rank_00/model_optim_rng.pt", TorchFile({{PText("iteration"), PInt(300)}}));
   EXPECT_EQ(Of(legacy, "iter_0000400").verdict(), v1::VERDICT_CORRUPT);
+}
+
+TEST(MegatronJudge, Digests) {
+  // SHA-256 of "abc" and of nothing (FIPS 180-2).
+  const std::string abc = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+  const std::string none = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
+  const auto manifest = [&](const std::string& digest, const std::string& more = "") {
+    return R"({"algorithm": "sha256", "files": {"tokens.txt": ")" + digest + R"(", "none.txt": ")" + none +
+           "\"" + more + "}}";
+  };
+  JudgeOptions deep = Options();
+  deep.deep = true;
+  const auto judged = [&](const std::string& text, const JudgeOptions& options) {
+    MemorySource source;
+    MegatronDist("iter_0000300")(source);
+    source.Put("iter_0000300/tokens.txt", "abc");
+    source.Put("iter_0000300/none.txt", "");
+    source.Put("iter_0000300/integrity.json", text);
+    return Of(source, "iter_0000300", options);
+  };
+  EXPECT_EQ(judged(manifest(abc), deep).verdict(), v1::VERDICT_COMPLETE)
+      << Said(judged(manifest(abc), deep));
+  EXPECT_EQ(judged(manifest(none), Options()).verdict(), v1::VERDICT_COMPLETE) << "data is not read";
+  const v1::Checkpoint damaged = judged(manifest(none), deep);
+  EXPECT_EQ(damaged.verdict(), v1::VERDICT_CORRUPT);
+  EXPECT_EQ(damaged.file(), "tokens.txt");
+  const v1::Checkpoint missing = judged(manifest(abc, R"(, "__7_0.distcp": "00")"), Options());
+  EXPECT_EQ(missing.verdict(), v1::VERDICT_PARTIAL);
+  EXPECT_EQ(missing.file(), "__7_0.distcp");
+  for (const char* name : {"../x", "/etc/passwd", "a/b", ""}) {
+    EXPECT_EQ(judged(manifest(abc, absl::StrCat(", \"", name, "\": \"00\"")), Options()).verdict(),
+              v1::VERDICT_CORRUPT)
+        << name;
+  }
+  EXPECT_EQ(judged(manifest(abc).substr(0, 60), Options()).verdict(), v1::VERDICT_CORRUPT);
+  EXPECT_EQ(judged(R"({"algorithm": "md5", "files": {"tokens.txt": "00"}})", deep).verdict(),
+            v1::VERDICT_UNVERIFIED);
 }
 
 TEST(MegatronJudge, SavedOverAfterTheTrackerNamedIt) {

@@ -183,14 +183,22 @@ TEST(Render, ProgressAndAlarms) {
   const absl::Time now = absl::FromUnixSeconds(1300);
   EXPECT_EQ(
       RenderProgress(job, now),
-      "step 130 (2.5 steps/s); no complete checkpoint: a failure now costs 5 min 0 s of work and a restart");
+      "step 130 (2.5 steps/s); no complete checkpoint: a failure now costs 5 min 0 s of work and a restart "
+      "(none yet shows how long one takes)");
   v1::Checkpoint* newest = progress->mutable_newest();
   newest->set_path("ckpt/step_100.pt");
   newest->set_step(100);
   newest->set_mtime_unix_ns(1240 * kSecond);
   EXPECT_EQ(RenderProgress(job, now),
             "step 130 (2.5 steps/s); newest complete checkpoint ckpt/step_100.pt (step 100), 1 min 0 s old, "
-            "30 steps ago; a failure now costs 1 min 0 s of work and a restart");
+            "30 steps ago; a failure now costs 30 steps (12.0 s of work) and a restart (none yet shows how "
+            "long one takes)");
+  progress->set_restart_s(75);
+  EXPECT_THAT(RenderProgress(job, now), HasSubstr("(12.0 s of work) and a restart of 1 min 15 s, as usual"));
+  progress->set_steps_per_second(0);  // not known yet: by the clock
+  EXPECT_THAT(RenderProgress(job, now), HasSubstr("costs 30 steps (1 min 0 s of work)"));
+  progress->set_has_step(false);
+  EXPECT_THAT(RenderProgress(job, now), HasSubstr("costs 1 min 0 s of work and"));
   newest->set_mtime_unix_ns(10 * kSecond);  // of an earlier attempt: no more is lost than this one has run
   EXPECT_THAT(RenderProgress(job, now), HasSubstr("a failure now costs 5 min 0 s of work"));
   job.set_state(v1::JOB_STATE_FAILED);

@@ -31,7 +31,7 @@ TEST(ClusterFile, ReadsEveryPart) {
       "[agent]\nname='n1'\nstate_dir='/a'\nrun_dir='/r'\nlog_dir='/l'\ngpus=8\nallow_root=true\n"
       "port_range=[29500, 29510]\naddress='10.0.0.1'\n"
       "[tls]\nca='ca.crt'\ncert='/abs/c.crt'\nkey='k.key'\n"
-      "[timeouts]\nheartbeat_ms=100\nnode_lease_ms=500\nisolation_timeout_ms=1000\n"
+      "[timeouts]\nheartbeat_ms=100\nnode_lease_ms=500\nisolation_timeout_ms=1000\norphan_timeout_ms=60000\n"
       "[nccl]\nib_hca='=mlx5_0'\nib_timeout=22\nnvls_enable=false\nenv={ FOO = 'bar' }\n",
       "/etc/dgxrun/h.toml");
   ASSERT_TRUE(file.ok()) << file.status();
@@ -44,6 +44,7 @@ TEST(ClusterFile, ReadsEveryPart) {
   EXPECT_EQ(file->tls_ca, "/etc/dgxrun/ca.crt");
   EXPECT_EQ(file->tls_cert, "/abs/c.crt");
   EXPECT_EQ(file->node_lease_ms, 500u);
+  EXPECT_EQ(file->orphan_timeout_ms, 60000u);
   EXPECT_THAT(file->nccl, ::testing::UnorderedElementsAre(::testing::Pair("NCCL_IB_HCA", "=mlx5_0"),
                                                           ::testing::Pair("NCCL_IB_TIMEOUT", "22"),
                                                           ::testing::Pair("NCCL_NVLS_ENABLE", "0"),
@@ -109,10 +110,12 @@ TEST(ClusterFile, ErrorsSayWhereAndWhat) {
       {"[controller]\nlisten='h:1'\n", "/c.toml:5:8: ", "needs [tls]"},
       {"[cluster]\nname='c'\ncontroller='h:1'\n", "/c.toml:3:12: ", "needs [tls]"},
       {"[tls]\nca='a'\ncert='b'\n", "/c.toml:4:", "\"key\" is missing"},
-      {"[timeouts]\nheartbeat_ms=1000\nnode_lease_ms=1500\n", "/c.toml:6:15: ", "at least twice"},
-      {"[timeouts]\nheartbeat_ms=3000\n", "/c.toml:5:14: ", "at least twice"},
+      {"[timeouts]\nheartbeat_ms=1000\nnode_lease_ms=3500\n", "/c.toml:6:15: ", "at least four times"},
+      {"[timeouts]\nheartbeat_ms=3000\n", "/c.toml:5:14: ", "at least four times"},
       {"[timeouts]\nisolation_timeout_ms=1000\n", "/c.toml:5:22: ", "must not be shorter"},
       {"[timeouts]\nnode_lease_ms=20000\n", "/c.toml:5:15: ", "must not be shorter"},
+      {"[timeouts]\norphan_timeout_ms=5000\n", "/c.toml:5:19: ", "must be 0 or not shorter"},
+      {"[agent]\nwitness_port=0\n", "/c.toml:5:14: ", "must be from 1 to 65535"},
   };
   for (const auto& c : cases) {
     std::string text = c.text;

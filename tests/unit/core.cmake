@@ -4,3 +4,4 @@ dgxrun_test(NAME core_verdict_test SRCS unit/core_verdict_test.cc LIBS dgxrun_co
 dgxrun_test(NAME core_peers_test SRCS unit/core_peers_test.cc LIBS dgxrun_core)
 dgxrun_test(NAME core_plan_test SRCS unit/core_plan_test.cc LIBS dgxrun_core)
 dgxrun_test(NAME core_checkpoint_test SRCS unit/core_checkpoint_test.cc LIBS dgxrun_core)
+dgxrun_test(NAME core_committee_test SRCS unit/core_committee_test.cc LIBS dgxrun_core)

@@ -28,6 +28,20 @@ v1::CheckpointFinding Found(int64_t step, v1::Verdict verdict, std::string_view 
   return finding;
 }
 
+// Half of a checkpoint, on the disk of a (with the metadata) or of b.
+v1::CheckpointFinding Part(const std::string& node, int64_t step) {
+  v1::CheckpointFinding part =
+      Found(step, v1::VERDICT_PARTIAL, "dcp", step * 1000 + (node == "a" ? 1 : 2));
+  const std::string here = node == "a" ? ".metadata" : "__1_0.distcp";
+  const std::string there = node == "a" ? "__1_0.distcp" : ".metadata";
+  part.mutable_checkpoint()->set_file(there);
+  part.add_missing()->set_name(there);
+  part.mutable_missing(0)->set_bytes(100);
+  part.add_present()->set_name(here);
+  part.mutable_present(0)->set_bytes(100);
+  return part;
+}
+
 class CheckpointTest : public ::testing::Test {
  protected:
   CheckpointTest() {
@@ -109,6 +123,22 @@ class CheckpointTest : public ::testing::Test {
     if (!note.empty()) progress->add_notes(note);
     kit_.Feed(std::move(input));
     kit_.Feed(Tick{});
+  }
+
+  // Of any node, --ckpt-keep among it; without a Tick, so that what follows is what this input brings.
+  void Progress(const std::string& node, const JobId& job, uint32_t attempt,
+                const std::vector<v1::CheckpointFinding>& findings, const std::string& removed = "",
+                const std::vector<std::string>& held = {}) {
+    NodeHeartbeat input{kit_.Id(node), kit_.connection[node], {}};
+    input.heartbeat.set_number(++kit_.beat);
+    v1::AttemptProgress* progress = input.heartbeat.add_progress();
+    progress->set_job_id(job.str());
+    progress->set_attempt(attempt);
+    progress->set_has_checkpoints(true);
+    for (const auto& finding : findings) *progress->add_checkpoints() = finding;
+    if (!removed.empty()) progress->add_removed(removed);
+    for (const std::string& name : held) progress->add_held(name);
+    kit_.Feed(std::move(input));
   }
 
   CoreKit kit_;
@@ -257,6 +287,20 @@ TEST_F(CheckpointTest, TheLastCompleteOneIsNeverPoisoned) {
   EXPECT_THAT(Alarms(job)[0], HasSubstr("it is the last complete one"));
 }
 
+TEST_F(CheckpointTest, APoisonedOneIsGivenAgainWhenNoOtherIsLeft) {
+  const JobId job = kit_.Submit(Spec(1));
+  for (uint32_t k = 0; k < 2; ++k) {
+    Start(job, k, {Found(20, v1::VERDICT_COMPLETE), Found(10, v1::VERDICT_COMPLETE)});
+    Fail(job, k, absl::Seconds(20), "bad");
+  }
+  ASSERT_EQ(kit_.state.jobs.at(job)->poisoned.size(), 1u);
+  Answer("a", job, 2, {Found(20, v1::VERDICT_COMPLETE), Found(5, v1::VERDICT_UNVERIFIED, "")});
+  EXPECT_EQ(SecondOf("a").resume(), "/ckpt/step_20");
+  EXPECT_THAT(Aside(SecondOf("a")), IsEmpty());
+  AnswerAgain("a", job, 2, "/ckpt/step_20");
+  EXPECT_THAT(Alarms(job)[1], HasSubstr("it is the last complete one, so it is loaded again"));
+}
+
 TEST_F(CheckpointTest, ANewCheckpointOfTheSameNameIsNotPoisoned) {
   const JobId job = kit_.Submit(Spec(1));
   const std::vector<v1::CheckpointFinding> both = {Found(20, v1::VERDICT_COMPLETE),
@@ -318,12 +362,164 @@ TEST_F(ElasticTest, WaitsWhereItCannotAndSaysWhy) {
   EXPECT_EQ(kit_.state.jobs.at(job)->attempt->nodes.size(), 2u);
 }
 
-TEST_F(ElasticTest, WhatThePlacementDidNotKnowIsSeenBeforeTheLaunch) {
+TEST_F(ElasticTest, WhatThePlacementDidNotKnowIsSeenBeforeTheLaunchAndTheNodeIsWaitedFor) {
   const JobId job = LoseOne(agent::ckpt::kDcp);
-  Answer("a", job, 1, {Found(30, v1::VERDICT_COMPLETE, agent::ckpt::kDeepSpeed)});
+  const std::vector<v1::CheckpointFinding> found = {Found(30, v1::VERDICT_COMPLETE, agent::ckpt::kDeepSpeed)};
+  Answer("a", job, 1, found);
   AnswerAgain("a", job, 1, "/ckpt/step_30");
-  EXPECT_EQ(kit_.Status(job).state(), v1::JOB_STATE_FAILED);
-  EXPECT_THAT(kit_.Status(job).why().detail(), HasSubstr("1 nodes cannot load /ckpt/step_30"));
+  EXPECT_EQ(kit_.Sent(Kind::kLaunch).size(), 0u);
+  EXPECT_EQ(kit_.Status(job).state(), v1::JOB_STATE_QUEUED);
+  EXPECT_EQ(kit_.Status(job).restarts(), 1u) << "that of the lost node: what was not launched is free";
+  EXPECT_THAT(kit_.Status(job).waiting_for(),
+              HasSubstr("2 nodes (1 now); fewer cannot load /ckpt/step_30: DeepSpeed raises"));
+  kit_.Run(absl::Seconds(30), {"a"});
+  kit_.Restart();
+  kit_.Connect({"a"});
+  kit_.Run(absl::Seconds(3), {"a"});
+  EXPECT_EQ(kit_.Status(job).state(), v1::JOB_STATE_QUEUED) << "known from the log";
+  EXPECT_EQ(kit_.Status(job).why().cause(), v1::CAUSE_NODE_LOST);
+  KitNode back{"b"};
+  back.boot = "boot-2";
+  kit_.Connect(back);
+  ASSERT_EQ(kit_.state.jobs.at(job)->attempt->number, AttemptNo(2));
+  for (const char* node : {"a", "b"}) Answer(node, job, 2, found);
+  for (const char* node : {"a", "b"}) AnswerAgain(node, job, 2, "/ckpt/step_30");
+  EXPECT_EQ(kit_.Sent(Kind::kLaunch).size(), 2u);
+  EXPECT_EQ(kit_.Status(job).checkpoint().step(), 30);
+}
+
+TEST_F(ElasticTest, WaitsForTheDiskThatHoldsAPart) {
+  v1::JobSpec spec = Spec(2);
+  spec.set_min_nodes(1);
+  const JobId job = kit_.Submit(spec);
+  for (const char* node : {"a", "b"}) Answer(node, job, 0, {});
+  kit_.Started("a", job, 0, {0});
+  kit_.Started("b", job, 0, {1});
+  kit_.contacts.progress.clear();
+  for (const char* node : {"a", "b"}) Progress(node, job, 0, {Part(node, 20)});
+  ASSERT_EQ(kit_.Status(job).progress().newest().step(), 20);
+  kit_.Run(absl::Seconds(6), {"a"});
+  kit_.Gone("a", job, 0, {CoreKit::Exit(0, 0, 15)});
+  kit_.Run(absl::Seconds(30), {"a"});
+  EXPECT_EQ(kit_.Status(job).state(), v1::JOB_STATE_QUEUED);
+  EXPECT_THAT(kit_.Status(job).waiting_for(), HasSubstr("each node has a part of it on its own disk"));
+}
+
+TEST_F(CheckpointTest, WhatLayOnALostDiskIsMissedAloud) {
+  v1::JobSpec spec = Spec(1);
+  const JobId job = kit_.Submit(spec);
+  Start(job, 0, {Found(20, v1::VERDICT_COMPLETE)});
+  Fail(job, 0, absl::Seconds(20), "bad");
+  Answer("a", job, 1, {});
+  EXPECT_THAT(Alarms(job), ElementsAre(HasSubstr("checkpoint /ckpt/step_20 was complete, and none of these "
+                                                 "nodes has it now: training begins anew")));
+}
+
+TEST_F(CheckpointTest, WhatARestartTakesIsMeasuredAndKept) {
+  const JobId job = kit_.Submit(Spec(1));
+  Start(job, 0, {});
+  Progress(job, 0, 1, 1);
+  EXPECT_EQ(kit_.Status(job).progress().restart_s(), 0) << "no failure yet";
+  const auto fail = [&](uint32_t attempt, absl::Duration then) {
+    kit_.Exited("a", job, attempt, CoreKit::Exit(0, 1));
+    kit_.now += absl::Seconds(2);
+    kit_.Gone("a", job, attempt);
+    kit_.Run(absl::Minutes(1), {"a", "b"});  // whatever it waits
+    Start(job, attempt + 1, {});
+    kit_.now += then - (kit_.now - kit_.state.jobs.at(job)->failed_at);
+    kit_.Beat("a");
+    kit_.Beat("b");
+  };
+  fail(0, absl::Seconds(90));
+  kit_.Restart();
+  KitNode again{"a"};
+  again.snapshot.emplace_back().set_job_id(job.str());
+  again.snapshot[0].set_attempt(1);
+  again.snapshot[0].set_phase(v1::ATTEMPT_PHASE_RUNNING);
+  kit_.Connect(again);
+  kit_.Connect({"b"});
+  EXPECT_EQ(kit_.Status(job).progress().restart_s(), 0) << "the script has not spoken yet";
+  Progress(job, 1, 2, 2);
+  Progress(job, 1, 2, 3);
+  EXPECT_DOUBLE_EQ(kit_.Status(job).progress().restart_s(), 90);
+  fail(1, absl::Seconds(70));
+  Progress(job, 2, 3, 3);
+  fail(2, absl::Seconds(400));
+  Progress(job, 3, 3, 3);
+  EXPECT_DOUBLE_EQ(kit_.Status(job).progress().restart_s(), 90) << "the median";
+  kit_.Restart();
+  EXPECT_DOUBLE_EQ(kit_.Status(job).progress().restart_s(), 90) << "from the log";
+}
+
+class KeepTest : public CheckpointTest {
+ protected:
+  JobId Begin(const std::vector<v1::CheckpointFinding>& a, const std::vector<v1::CheckpointFinding>& b) {
+    v1::JobSpec spec = Spec(2);
+    spec.mutable_ckpt()->set_keep_last(1);
+    spec.mutable_ckpt()->set_keep_every(100);
+    const JobId job = kit_.Submit(spec);
+    Answer("a", job, 0, a);
+    Answer("b", job, 0, b);
+    for (const char* node : {"a", "b"}) {
+      const bool has = !(std::string(node) == "a" ? a : b).empty();
+      if (has) AnswerAgain(node, job, 0, SecondOf(node).resume());
+    }
+    kit_.Started("a", job, 0, {0});
+    kit_.Started("b", job, 0, {1});
+    return job;
+  }
+  // "a: /ckpt/step_20 ..." of each node that is told something by the last input.
+  std::vector<std::string> Told() {
+    std::vector<std::string> all;
+    for (const SendToNode& send : kit_.Sent(Kind::kRemove)) {
+      const v1::RemoveCheckpoints& remove = send.message.remove();
+      std::string text = absl::StrCat(send.node.str().substr(3), remove.by_rule() ? " by rule" : "");
+      for (const auto& checkpoint : remove.checkpoints()) absl::StrAppend(&text, " ", checkpoint.step());
+      all.push_back(text);
+    }
+    return all;
+  }
+};
+
+TEST_F(KeepTest, OneNodeTendsAFolderThatAllShare) {
+  const JobId job = Begin({}, {});
+  Progress("a", job, 0, {Found(10, v1::VERDICT_COMPLETE)});
+  EXPECT_THAT(Told(), IsEmpty()) << "b has not said what it sees";
+  Progress("b", job, 0, {Found(10, v1::VERDICT_COMPLETE)});
+  EXPECT_THAT(Told(), ElementsAre("a by rule 10"));
+}
+
+TEST_F(KeepTest, ANodeWithoutAFolderIsNotWaitedFor) {
+  const JobId job = Begin({}, {});
+  Progress("b", job, 0, {Found(10, v1::VERDICT_COMPLETE)});
+  EXPECT_THAT(Told(), IsEmpty());
+  Progress("b", job, 0, {Found(20, v1::VERDICT_COMPLETE)});
+  EXPECT_THAT(Told(), ElementsAre("b by rule 20"));
+}
+
+TEST_F(KeepTest, SharesOnDisksOfTheirOwnGoEverywhereOnceTheNewOneIsWhole) {
+  const JobId job = Begin({Part("a", 100), Part("a", 90), Part("a", 80)},
+                          {Part("b", 100), Part("b", 90), Part("b", 80)});
+  EXPECT_EQ(kit_.Status(job).checkpoint().step(), 100);
+  Progress("a", job, 0, {Part("a", 110)});
+  EXPECT_THAT(Told(), IsEmpty()) << "whether b's part is good nobody knows";
+  EXPECT_EQ(kit_.Status(job).progress().complete(), 0u);
+  Progress("b", job, 0, {Part("b", 110)}, "", {"step_80"});
+  EXPECT_THAT(Told(), ElementsAre("a 90", "b 90")) << "100 is a milestone, b has pinned 80";
+  Progress("a", job, 0, {Part("a", 120)}, "/ckpt/step_90");
+  EXPECT_THAT(Told(), IsEmpty());
+  Progress("b", job, 0, {Part("b", 120)}, "/ckpt/step_90", {});
+  EXPECT_THAT(Told(), ElementsAre("a 110 80", "b 110 80"));
+  kit_.Stop(job);
+  EXPECT_THAT(Told(), IsEmpty());
+}
+
+TEST_F(KeepTest, WhatIsGoodOnOneNodeOnlyRemovesNothing) {
+  const JobId job = Begin({Part("a", 90), Part("a", 80)}, {Part("b", 90), Part("b", 80)});
+  v1::CheckpointFinding damaged = Found(110, v1::VERDICT_CORRUPT);
+  Progress("a", job, 0, {Part("a", 110)});
+  Progress("b", job, 0, {damaged});
+  EXPECT_THAT(Told(), IsEmpty());
 }
 
 TEST_F(ElasticTest, NotWithoutTheWishAndNeverBelowIt) {

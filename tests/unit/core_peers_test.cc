@@ -314,6 +314,51 @@ TEST_F(PeersTest, RestartBudgetAndHistorySurvive) {
   EXPECT_EQ(kit_.Status(job).exit_code(), 7);
 }
 
+TEST_F(PeersTest, WhatWasLoadedBeforeAndWhatRestartsTookSurvives) {
+  kit_.Connect(Node("b", 1));
+  kit_.Connect(Node("a", 0));
+  const auto launch = [&](uint32_t attempt, int64_t step) {
+    for (const char* node : {"a", "b"}) {
+      v1::Report report = kit_.ReportOf(node, Id(), attempt);
+      for (const int64_t there : {20, 10}) {
+        v1::Checkpoint* found = report.mutable_prepared()->add_findings()->mutable_checkpoint();
+        found->set_path(absl::StrCat("/ckpt/", there));
+        found->set_step(there);
+        found->set_verdict(v1::VERDICT_COMPLETE);
+      }
+      kit_.Send(node, report);
+    }
+    for (const char* node : {"a", "b"}) {
+      v1::Report report = kit_.ReportOf(node, Id(), attempt);
+      report.mutable_prepared()->mutable_checkpoint()->set_path(absl::StrCat("/ckpt/", step));
+      kit_.Send(node, report);
+    }
+    capsules_.clear();
+    for (const SendToNode& send : kit_.Sent(Kind::kLaunch))
+      capsules_.push_back(send.message.launch().capsule());
+    ASSERT_EQ(capsules_.size(), 2u);
+    StartBoth(attempt);
+  };
+  const auto fail = [&](uint32_t attempt) {
+    kit_.Exited("b", Id(), attempt, CoreKit::Exit(3, 7, 0, "bad tensor"));
+    kit_.Gone("a", Id(), attempt, {CoreKit::Exit(0, 1), CoreKit::Exit(1, 1)});
+    kit_.Gone("b", Id(), attempt, {CoreKit::Exit(2, 1), CoreKit::Exit(3, 7, 0, "bad tensor")});
+    kit_.Run(absl::Seconds(5), {"a", "b"});
+  };
+  launch(0, 20);
+  fail(0);
+  launch(1, 20);
+  const absl::Time failed_at = OnlyJob().failed_at;
+  StartEmpty();
+  kit_.Connect(Holding("a", 0, 1, v1::ATTEMPT_PHASE_RUNNING));
+  kit_.Connect(Holding("b", 1, 1, v1::ATTEMPT_PHASE_RUNNING));
+  EXPECT_EQ(OnlyJob().failed_at, failed_at);
+  fail(1);
+  ASSERT_EQ(OnlyJob().poisoned.size(), 1u) << "the failure before the restart counts";
+  EXPECT_EQ(OnlyJob().poisoned[0].step(), 20);
+  launch(2, 10);
+}
+
 TEST_F(PeersTest, AnExitThatTheDeadControllerHadAcknowledgedIsToldByTheSnapshot) {
   LaunchBoth();
   StartBoth(0);
@@ -348,6 +393,60 @@ TEST_F(PeersTest, ANodeThatDoesNotComeBackIsLost) {
   kit_.Run(absl::Seconds(6), {"a"});
   EXPECT_EQ(kit_.Status(job).state(), v1::JOB_STATE_STOPPING);
   EXPECT_EQ(kit_.Status(job).why().cause(), v1::CAUSE_NODE_LOST);
+}
+
+TEST_F(PeersTest, TheNextAttemptWaitsForItsNodesAsLongAsTheFirst) {
+  kit_.contacts.config.peers->join_timeout = absl::Minutes(2);
+  LaunchBoth();
+  StartBoth(0);
+  kit_.Run(absl::Seconds(6), {"a"});  // b is lost, and fenced later
+  kit_.Gone("a", Id(), 0, {CoreKit::Exit(0, 143), CoreKit::Exit(1, 143)});
+  kit_.Run(absl::Seconds(65), {"a"});
+  EXPECT_EQ(kit_.Status(Id()).state(), v1::JOB_STATE_QUEUED);
+  EXPECT_EQ(kit_.Status(Id()).restarts(), 1u);
+  kit_.Run(absl::Seconds(115), {"a"});
+  EXPECT_EQ(kit_.Status(Id()).state(), v1::JOB_STATE_QUEUED) << "counted from the end of the attempt";
+  kit_.Run(absl::Seconds(10), {"a"});
+  const v1::JobStatus status = kit_.Status(Id());
+  EXPECT_EQ(status.state(), v1::JOB_STATE_FAILED);
+  EXPECT_EQ(status.exit_code(), 69);
+  EXPECT_EQ(status.why().cause(), v1::CAUSE_NODE_LOST);
+  EXPECT_EQ(status.why().node(), "b");
+  EXPECT_NE(status.why().detail().find("node b has not answered for"), std::string::npos);
+  EXPECT_NE(status.why().detail().find("only 1 of 2 nodes were there for the next attempt within 2m "
+                                       "(--join-timeout): a"),
+            std::string::npos)
+      << status.why().detail();
+}
+
+TEST_F(PeersTest, ANodeThatComesInTimeStartsTheNextAttempt) {
+  kit_.contacts.config.peers->join_timeout = absl::Minutes(2);
+  LaunchBoth();
+  StartBoth(0);
+  kit_.Run(absl::Seconds(6), {"a"});
+  kit_.Gone("a", Id(), 0, {CoreKit::Exit(0, 143), CoreKit::Exit(1, 143)});
+  kit_.Run(absl::Seconds(160), {"a"});
+  KitNode back = Node("b", 1);
+  back.cluster_id = kit_.state.cluster_id;
+  kit_.Connect(back);
+  kit_.Run(absl::Seconds(300), {"a", "b"});
+  EXPECT_EQ(kit_.Status(Id()).state(), v1::JOB_STATE_STARTING);
+  EXPECT_EQ(kit_.Status(Id()).attempt(), 1u);
+}
+
+TEST_F(PeersTest, TheLastWordSaysHowItEnded) {
+  LaunchBoth();
+  StartBoth(0);
+  const JobId job = Id();
+  kit_.Exited("b", job, 0, CoreKit::Exit(3, 0));
+  kit_.Gone("a", job, 0, {CoreKit::Exit(0, 0), CoreKit::Exit(1, 0)});
+  kit_.Gone("b", job, 0, {CoreKit::Exit(2, 0), CoreKit::Exit(3, 0)});
+  const std::vector<SendToNode> forgets = kit_.Sent(Kind::kForget);
+  ASSERT_EQ(forgets.size(), 2u);
+  for (const SendToNode& forget : forgets) {
+    EXPECT_EQ(forget.message.forget().status().job_id(), job.str());
+    EXPECT_EQ(forget.message.forget().status().state(), v1::JOB_STATE_SUCCEEDED);
+  }
 }
 
 TEST_F(PeersTest, TheHigherAttemptWinsAndTheOtherIsStopped) {

@@ -146,6 +146,36 @@ TEST_P(DeathTest, OfTheWriterLosesNoRank) {
   EXPECT_EQ(Slurp(harness_.File("rank_0.out")), "first\nlast\n");
 }
 
+// More than its pipe holds, so that the rank waits until another writer takes it. The one that was stopped
+// had nothing in hand, so nothing is lost.
+TEST_P(DeathTest, AWriterThatHangsIsReplacedAndTheRankGoesOn) {
+  harness_.Start(harness_.Plan(
+      1, {"sh", "-c",
+          "echo first; while [ ! -e on ]; do sleep 0.01; done; head -c 600000 /dev/zero | tr '\\0' x; echo; "
+          "echo last"}));
+  ASSERT_TRUE(harness_.Next()->has_started());
+  ASSERT_TRUE(Eventually([&] { return Slurp(harness_.File("rank_0.out")) == "first\n"; }));
+  const int writer = WriterPid();
+  ASSERT_GT(writer, 0);
+  kill(writer, SIGSTOP);
+  ASSERT_TRUE(WriteFileAtomically(harness_.File("on"), "").ok());
+  const v1::AttemptGone gone = harness_.UntilGone();
+  EXPECT_EQ(gone.ranks(0).exit().code(), 0);
+  EXPECT_NE(gone.detail().find("log writer hung and was replaced 1 times"), std::string::npos)
+      << gone.detail();
+  EXPECT_EQ(Slurp(harness_.File("rank_0.out")), "first\n" + std::string(600000, 'x') + "\nlast\n");
+  EXPECT_FALSE(Lives(writer));
+}
+
+// A program that is silent gives its writer nothing to do: that is no hang.
+TEST_P(DeathTest, AWriterWithoutWorkIsLeftAlone) {
+  harness_.Start(harness_.Plan(1, {"sh", "-c", "echo first; sleep 7; echo last"}));
+  ASSERT_TRUE(harness_.Next()->has_started());
+  const v1::AttemptGone gone = harness_.UntilGone();
+  EXPECT_EQ(gone.detail().find("log writer"), std::string::npos) << gone.detail();
+  EXPECT_EQ(Slurp(harness_.File("rank_0.out")), "first\nlast\n");
+}
+
 TEST_P(DeathTest, AHangingWriterDoesNotHoldUpTheEnd) {
   const std::vector<int> pids = StartEscaping(v1::ON_AGENT_GONE_LEASE);
   const int writer = WriterPid();

@@ -77,8 +77,8 @@ class Format:
         return re.search(rf"(^|\D)0*{step}(\D|$)", name) is not None
 
     def mix_is_untold(self, case):
-        """Whether the format holds nothing by which this mix of two saves could be told."""
-        return False
+        """Why nothing in the format tells this mix of two saves; empty: it must be told."""
+        return ""
 
     def may_pass_over(self, finding):
         """Whether the judge may say of a checkpoint that the library does load that it is not complete."""

@@ -90,6 +90,3 @@ class Killer:
             if "step" in loaded and not self.writer.may_pass_over(one):
                 problem = f"{one['verdict']} ({one['file']}: {one['reason']}), but loads: {loaded}"
         return {"verdicts": verdicts, "problem": problem, "chosen": chosen is not None, "torn": bool(newer)}
-
-    def run(self, count):
-        return [self.once(number) for number in range(count)]

@@ -9,6 +9,7 @@ import importlib
 import multiprocessing
 import os
 import signal
+import socket
 import sys
 import tempfile
 import traceback
@@ -27,9 +28,14 @@ ENVIRONMENT = {
     "ACCELERATE_USE_CPU": "true",
     "GLOO_SOCKET_IFNAME": "lo",
     "MASTER_ADDR": "127.0.0.1",
-    # Not used: the ranks meet in a file. Some frameworks want to see one.
-    "MASTER_PORT": "29500",
 }
+
+
+def _free_port():
+    """Ranks meet in a file; but some frameworks make a group of one by themselves, at MASTER_PORT."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
 
 
 def set_environment():
@@ -92,6 +98,7 @@ class Gang:
 
     def __init__(self, world, function, *args, log):
         self.log = log
+        os.environ["MASTER_PORT"] = str(_free_port())
         fd, self.meeting_point = tempfile.mkstemp(prefix="ranks-")
         os.close(fd)
         os.unlink(self.meeting_point)
