@@ -238,7 +238,9 @@ void Simulation::Crashed() {
   for (auto& [id, stream] : std::exchange(at_controller_, {})) {
     stream->controller_end = false;
     world_.In(world_.Between(kMs, 20 * kMs), [this, stream = stream] {
-      if (!hosts_.at(stream->node).cut_down) BreakAgentEnd(stream);
+      if (!hosts_.at(stream->node).cut_down) return BreakAgentEnd(stream);
+      // It gives the stream up when nothing was heard on it for so long.
+      world_.In(world_.Between(4 * kSecond, 7 * kSecond), [this, stream] { BreakAgentEnd(stream); });
     });
   }
 }
