@@ -404,9 +404,9 @@ TEST_F(PeersTest, TheNextAttemptWaitsForItsNodesAsLongAsTheFirst) {
   kit_.Run(absl::Seconds(65), {"a"});
   EXPECT_EQ(kit_.Status(Id()).state(), v1::JOB_STATE_QUEUED);
   EXPECT_EQ(kit_.Status(Id()).restarts(), 1u);
-  kit_.Run(absl::Seconds(115), {"a"});
+  kit_.Run(absl::Seconds(105), {"a"});
   EXPECT_EQ(kit_.Status(Id()).state(), v1::JOB_STATE_QUEUED) << "counted from the end of the attempt";
-  kit_.Run(absl::Seconds(10), {"a"});
+  kit_.Run(absl::Seconds(20), {"a"});
   const v1::JobStatus status = kit_.Status(Id());
   EXPECT_EQ(status.state(), v1::JOB_STATE_FAILED);
   EXPECT_EQ(status.exit_code(), 69);
