@@ -5,7 +5,7 @@
 #   deploy/tidy.sh          what links no gRPC, as in CI: its files take a third of the time of all
 #   deploy/tidy.sh --all    all of ours, tests too
 #
-# Uses the compile commands of the debug preset and the headers that its build generates.
+# Uses the compile commands of preset asan, which CI has built by then, and the headers that its build generates.
 set -euo pipefail
 # shellcheck source=deploy/common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -19,10 +19,10 @@ case "${1:-}" in
 esac
 command -v clang-tidy-14 >/dev/null || fail "clang-tidy-14 is missing: deploy/setup.sh installs it on Debian 12"
 
-build_preset debug dgxrun_proto dgxrun_grpc
-BUILD="$ROOT/build/debug"
+build_preset asan dgxrun_proto dgxrun_grpc
+BUILD="$ROOT/build/asan"
 mapfile -t units < <(cd "$BUILD" && find . -path '*/Unity/*.cxx' -printf '%P\n' | grep -E "$which" | sort)
-[ "${#units[@]}" -gt 0 ] || fail "no unity files in build/debug"
+[ "${#units[@]}" -gt 0 ] || fail "no unity files in build/asan"
 say "clang-tidy: ${#units[@]} unity files"
 # One line per finding is enough: the unity file's own noise (suppressed warnings of system headers) is not shown.
 (cd "$BUILD" && printf '%s\n' "${units[@]}" |
