@@ -20,8 +20,8 @@ TORCH = (
     "    start = state['step']\n"
     "    assert bool((state['w'] == start).all()), 'RuntimeError: a bad tensor'\n"
     "for step in range(start + 10, 41, 10):\n"
-    "    torch.save({'step': step, 'w': torch.full((4096,), float(step))}, 'ckpt/.new')\n"
-    "    os.rename('ckpt/.new', f'ckpt/step_{step}.pt')\n"
+    "    torch.save({'step': step, 'w': torch.full((4096,), float(step))}, 'ckpt/new.tmp')\n"
+    "    os.rename('ckpt/new.tmp', f'ckpt/step_{step}.pt')\n"
     "    print('saved', step, flush=True)\n"
 )
 DCP = (
@@ -49,6 +49,17 @@ def data_file(workspace, name):
     return os.path.join(path, shard)
 
 
+def flip_a_byte(path):
+    """In its middle, as a bad disk does: times stay."""
+    times = os.stat(path)
+    with open(path, "r+b") as file:
+        file.seek(times.st_size // 2)
+        byte = file.read(1)[0]
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 0xFF]))
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
 @pytest.mark.parametrize("script, suffix", [(TORCH, ".pt"), (DCP, "")], ids=["torch", "dcp"])
 def test_damaged_newest_ones_cost_one_failed_load(local, script, suffix):
     """40 is damaged within a tensor, which only reading it all shows; 30 is cut off; 20 is good."""
@@ -59,19 +70,11 @@ def test_damaged_newest_ones_cost_one_failed_load(local, script, suffix):
     launch = ["--ckpt-dir", "ckpt", "--max-restarts", "3", program]
     first = workspace.run(*launch, seconds=ATTEMPTS_S)
     assert "loads" not in first.stdout and "saved 40" in first.stdout, first.transcript()
-    with open(data_file(workspace, f"step_40{suffix}"), "r+b") as file:
-        file.seek(os.fstat(file.fileno()).st_size // 2)
-        byte = file.read(1)
-        file.seek(-1, os.SEEK_CUR)
-        file.write(bytes([byte[0] ^ 0xFF]))
+    flip_a_byte(data_file(workspace, f"step_40{suffix}"))
     cut = data_file(workspace, f"step_30{suffix}")
     os.truncate(cut, os.path.getsize(cut) - 1)
-    # Times of before: the folder was not changed by a second save.
     done = workspace.run(*launch, seconds=ATTEMPTS_S)
-    loads = [line.split()[1] for line in done.stdout.splitlines() if line.split()[1:2] and " loads " in f" {line}"]
-    loads = [one for one in loads if one.startswith("step_")] or [
-        word for line in done.stdout.splitlines() for word in line.split() if word.startswith("step_")
-    ]
+    loads = [line.split(" loads ")[1] for line in done.stdout.splitlines() if " loads " in line]
     assert loads == [f"step_40{suffix}", f"step_20{suffix}"], done.transcript()
     assert "saved 40" in done.stdout
     assert f"step_40{suffix} is passed over: CORRUPT" in done.stderr
@@ -151,7 +154,9 @@ def test_a_tracker_that_is_gone_or_names_a_torn_one_is_no_start_at_0(local):
     done = workspace.run("--ckpt-dir", "ckpt", program)
     assert "starts at 5" in done.stdout, done.transcript()
     torn = workspace.path("ckpt/iter_0000005/mp_rank_00/model_optim_rng.pt")
-    os.truncate(torn, os.path.getsize(torn) - 1)
+    times = os.stat(torn)
+    os.truncate(torn, times.st_size - 1)
+    os.utime(torn, ns=(times.st_atime_ns, times.st_mtime_ns))
     done = workspace.run("--ckpt-dir", "ckpt", program)
     assert "starts at 4" in done.stdout and "trained to 5" in done.stdout, done.transcript()
     assert "iter_0000005 is passed over: PARTIAL" in done.stderr

@@ -52,6 +52,10 @@ class SaveState(Format):
                 # Named by the number of the save: checkpoints/checkpoint_0, _1, ...
                 accelerator.save_state()
 
+    def mix_is_untold(self, case):
+        # Its ranks write in any order, and of its files only the random states know a step: their own.
+        return "accelerate writes no file last and puts no name of the save into its files"
+
     def load(self, path):
         accelerator, model, optimizer, _ = self.prepared(os.path.dirname(path) + ".loads")
         accelerator.load_state(path)
