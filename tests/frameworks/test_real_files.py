@@ -15,8 +15,9 @@ from fw_kit.judge import listing
 NAMES = [name for name in FORMATS if name not in ("torch-many-members", "torch-overwrite", "dcp-overwrite")]
 # Loads of the oracle, in one process.
 LOAD_LIMIT_S = 300
-# Two runs that saved into the same folder lie that far apart; the earlier save of the run too.
-APART_S = 600
+# Two runs that saved into the same folder lie that far apart. In the future: a time of modification that could be
+# true beside a time of creation that is not would be one that no file system gives.
+APART_S = 1_000_000
 
 
 def by_module(names):
