@@ -67,6 +67,8 @@ std::string ShimClient::MarkOf(const AttemptKey& key) const {
   return absl::StrCat(options_.mark_prefix, ":", key.job.str(), ".", key.attempt.value());
 }
 
+// The ports are ours until the shim holds them: closed here.
+// NOLINTNEXTLINE(performance-unnecessary-value-param)
 absl::Status ShimClient::Start(const AttemptKey& key, v1::ShimStart start, std::vector<UniqueFd> held_ports,
                                bool inherit_terminal) {
   ShimStartOptions options;

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds the fuzzers (preset fuzz: clang, libFuzzer, AddressSanitizer, UBSan) and runs each for its share.
 #
-#   deploy/fuzz.sh             one minute for all of them together, as in CI
+#   deploy/fuzz.sh             one minute for all of them together
 #   deploy/fuzz.sh SECONDS     so long
 #   deploy/fuzz.sh SECONDS NAME...   only these (cluster_file_fuzz, ...)
 #

@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # Sets up, builds and runs all tests (docs/testing.md): formatting, the release archive, end-to-end tests with its
-# programs, unit tests with AddressSanitizer and UndefinedBehaviorSanitizer and with ThreadSanitizer, clang-tidy, and a
-# minute of fuzzing.
+# programs, unit tests with AddressSanitizer and UndefinedBehaviorSanitizer and with ThreadSanitizer.
 #
 # End-to-end tests that make network namespaces or change accounts need root: an ordinary user is asked for
 # sudo. Arguments go to pytest: deploy/test.sh -k secrets
@@ -9,7 +8,6 @@ set -euo pipefail
 # shellcheck source=deploy/common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-FUZZ_SECONDS=60
 # End-to-end tests mostly wait (for leases, graces, fences): several at once, each in folders of its own.
 WORKERS=4
 
@@ -51,13 +49,4 @@ step "unit tests with ThreadSanitizer" # what links no gRPC, which is not instru
 build_preset tsan tests_no_grpc
 ctest --preset tsan -j "$(nproc)"
 
-# Both are tied to clang 14, which Debian 12 has.
-if command -v clang-tidy-14 >/dev/null && command -v clang++-14 >/dev/null; then
-  step "clang-tidy"
-  "$ROOT/deploy/tidy.sh"
-  step "fuzzing"
-  "$ROOT/deploy/fuzz.sh" "$FUZZ_SECONDS"
-else
-  say "no clang 14 on this distribution: clang-tidy and the fuzzers are left out"
-fi
 step "all tests passed"

@@ -2,10 +2,10 @@
 # clang-tidy 14 with the checks of .clang-tidy, on the unity files of a build: a header that twelve sources share is
 # read once.
 #
-#   deploy/tidy.sh          what links no gRPC, as in CI: its files take a third of the time of all
+#   deploy/tidy.sh          what links no gRPC: its files take a third of the time of all
 #   deploy/tidy.sh --all    all of ours, tests too
 #
-# Uses the compile commands of preset asan, which CI has built by then, and the headers that its build generates.
+# Uses the compile commands of preset asan and the headers that its build generates.
 set -euo pipefail
 # shellcheck source=deploy/common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
