@@ -18,7 +18,7 @@ EVERYBODY = ("node1", "node2", "client")
 def built_tests(workspace):
     """wire_proxy and wire_1_0.pb: beside the programs of a build, or in $DGXRUN_TESTS_BIN."""
     folder = os.environ.get("DGXRUN_TESTS_BIN") or os.path.join(os.path.dirname(workspace.bin), "tests")
-    assert os.access(os.path.join(folder, "wire_proxy"), os.X_OK), f"{folder}/wire_proxy is missing: build target tests"
+    assert os.access(os.path.join(folder, "wire_proxy"), os.X_OK), f"{folder}/wire_proxy is missing: build target test_tools"
     return folder
 
 
