@@ -3,6 +3,8 @@
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 REQUIREMENTS="$ROOT/deploy/requirements.txt"
+FRAMEWORKS="$ROOT/deploy/requirements-frameworks.txt"
+FRAMEWORK_MODULES=(transformers accelerate safetensors lightning deepspeed megatron)
 
 say() { printf '==> %s\n' "$*"; }
 fail() {
@@ -21,6 +23,18 @@ project_python() {
     fi
   done
   printf '%s\n' "$ROOT/.venv/bin/python"
+}
+
+# The one with the frameworks whose checkpoints tests/frameworks writes: the interpreter above if it has them all,
+# else the project's own; an environment of other people's is not filled with them. It may not exist yet.
+frameworks_python() {
+  local python
+  python=$(project_python)
+  if has_modules "$python" pytest xdist "${FRAMEWORK_MODULES[@]}"; then
+    printf '%s\n' "$python"
+  else
+    printf '%s\n' "$ROOT/.venv/bin/python"
+  fi
 }
 
 # has_modules PYTHON MODULE...: looks for the modules without importing them (torch takes a second).

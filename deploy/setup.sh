@@ -5,6 +5,7 @@
 #
 #   deploy/setup.sh              everything
 #   deploy/setup.sh --check      only say what is missing; exit 1 if anything is
+#   deploy/setup.sh --frameworks also transformers, lightning, deepspeed, ... whose checkpoints are tested (350 MB)
 #   deploy/setup.sh --packages   only the distribution's packages: enough to build, and for the unit tests
 set -euo pipefail
 # shellcheck source=deploy/common.sh
@@ -22,15 +23,17 @@ CLANG_PACKAGES=(clang-14 clang-tidy-14 libclang-rt-14-dev)
 
 check_only=false
 packages_only=false
+with_frameworks=false
 case "${1:-}" in
   "") ;;
   --check) check_only=true ;;
   --packages) packages_only=true ;;
+  --frameworks) with_frameworks=true ;;
   -h | --help)
     sed -n '2,/^set -/{s/^# \{0,1\}//;/^set -/d;p}' "${BASH_SOURCE[0]}"
     exit 0
     ;;
-  *) fail "unknown option $1 (known: --check, --packages, --help)" ;;
+  *) fail "unknown option $1 (known: --check, --packages, --frameworks, --help)" ;;
 esac
 
 distribution() {
@@ -86,6 +89,15 @@ install_packages() {
   as_root env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "${missing[@]}"
 }
 
+# make_venv PYTHON: the project's own environment, if PYTHON is in it and it is not there.
+make_venv() {
+  [ "$1" = "$ROOT/.venv/bin/python" ] || return 0
+  if [ ! -x "$1" ] || ! "$1" -m pip --version >/dev/null 2>&1; then
+    say "making the Python environment .venv with $(command -v python3)"
+    python3 -m venv --clear "$ROOT/.venv"
+  fi
+}
+
 # torch from the environment that is active, where it has one; pytest and the formatter beside it.
 install_python() {
   local python
@@ -99,10 +111,7 @@ install_python() {
     return 1
   fi
   if [ "$python" = "$ROOT/.venv/bin/python" ]; then
-    if [ ! -x "$python" ] || ! "$python" -m pip --version >/dev/null 2>&1; then
-      say "making the Python environment .venv with $(command -v python3)"
-      python3 -m venv --clear "$ROOT/.venv"
-    fi
+    make_venv "$python"
     say "installing into .venv with pip: $(grep -v '^#' "$REQUIREMENTS" | tr '\n' ' ')"
     "$python" -m pip install --quiet --disable-pip-version-check -r "$REQUIREMENTS"
   else
@@ -115,8 +124,28 @@ install_python() {
   fi
 }
 
+# The frameworks whose checkpoints are tested. DeepSpeed is installed without its compiled operations, and looks for
+# torch while it is, so it must not be built in an environment of its own.
+install_frameworks() {
+  local python
+  python=$(frameworks_python)
+  if has_modules "$python" pytest xdist "${FRAMEWORK_MODULES[@]}"; then
+    say "frameworks are installed ($python)"
+    return
+  fi
+  if $check_only; then
+    say "missing frameworks: $python lacks one of $(grep -v '^#' "$FRAMEWORKS" | tr '\n' ' ')"
+    return 1
+  fi
+  make_venv "$python"
+  say "installing into .venv with pip: $(grep -v '^#' "$FRAMEWORKS" | tr '\n' ' ')"
+  "$python" -m pip install --quiet --disable-pip-version-check -r "$REQUIREMENTS" setuptools wheel
+  DS_BUILD_OPS=0 "$python" -m pip install --quiet --disable-pip-version-check --no-build-isolation -r "$FRAMEWORKS"
+}
+
 problems=0
 install_packages || problems=1
 $packages_only || install_python || problems=1
+! $with_frameworks || install_frameworks || problems=1
 [ "$problems" -eq 0 ] || exit 1
 say "set-up is complete"

@@ -17,7 +17,7 @@ step() {
 }
 
 cd "$ROOT"
-"$ROOT/deploy/setup.sh"
+"$ROOT/deploy/setup.sh" --frameworks
 PYTHON=$(project_python)
 PYTEST=("$PYTHON" -m pytest -p no:cacheprovider)
 
@@ -41,6 +41,9 @@ else
   sudo env "PATH=$PATH" "DGXRUN_BIN=$DGXRUN_BIN" PYTHONDONTWRITEBYTECODE=1 "${PYTEST[@]}" -n "$WORKERS" tests/e2e -m root "$@"
 fi
 
+step "checkpoints of the real frameworks"
+"$(frameworks_python)" -m pytest -p no:cacheprovider -q -n 2 --dist loadgroup tests/frameworks
+
 # The unit tests hold all our code; each runs with asserts on and watched by one sanitizer or the other.
 step "unit tests with AddressSanitizer and UndefinedBehaviorSanitizer"
 build_preset asan tests
@@ -48,5 +51,13 @@ ctest --preset asan -j "$(nproc)"
 step "unit tests with ThreadSanitizer" # what links no gRPC, which is not instrumented
 build_preset tsan tests_no_grpc
 ctest --preset tsan -j "$(nproc)"
+
+# Both are tied to clang 14, which Debian 12 has.
+if command -v clang++-14 >/dev/null; then
+  step "a minute of fuzzing"
+  "$ROOT/deploy/fuzz.sh" 60
+else
+  say "no clang 14 on this distribution: the fuzzers are left out"
+fi
 
 step "all tests passed"

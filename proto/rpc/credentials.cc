@@ -140,7 +140,7 @@ absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> ClientTls(const TlsFil
   return ClientTlsFrom(*pems);
 }
 
-grpc::ChannelArguments ClientArguments(bool tls) {
+grpc::ChannelArguments ClientArguments(bool tls, const char* server) {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(kMaxMessageBytes);
   arguments.SetMaxSendMessageSize(kMaxMessageBytes);
@@ -150,8 +150,8 @@ grpc::ChannelArguments ClientArguments(bool tls) {
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, kFirstBackoffMs);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kMaxBackoffMs);
   if (tls) {
-    // Certificates name the controller by its role: an address may change, the trust does not.
-    arguments.SetSslTargetNameOverride(kControllerName);
+    // Certificates name the server by its role: an address may change, the trust does not.
+    arguments.SetSslTargetNameOverride(server);
     arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
     arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
   }
@@ -191,8 +191,7 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> DialAgent(const std::string& targ
   if (absl::StartsWith(target, "unix:")) return Dial(target, files, /*bulk=*/false);
   absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> credentials = ClientTls(files);
   if (!credentials.ok()) return credentials.status();
-  grpc::ChannelArguments arguments = ClientArguments(/*tls=*/true);
-  arguments.SetSslTargetNameOverride(kAgentName);
+  grpc::ChannelArguments arguments = ClientArguments(/*tls=*/true, kAgentName);
   // A witness has to be found within its second, not within a back-off.
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kMaxBackoffMs);
   return grpc::CreateCustomChannel(target, *credentials, arguments);

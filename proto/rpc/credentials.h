@@ -42,7 +42,8 @@ std::shared_ptr<grpc::ServerCredentials> ServerTls(const TlsPems& pems);
 
 // Channel and server arguments that every connection of ours uses; each with its reason in the .cc
 // (sizes, back-off, no proxy, no port sharing, no BDP probes).
-grpc::ChannelArguments ClientArguments(bool tls);
+// `server`: the name that its certificate must carry.
+grpc::ChannelArguments ClientArguments(bool tls, const char* server = kControllerName);
 void SetServerArguments(grpc::ServerBuilder* builder);
 
 // Connects to "unix:/path" (plain; the server asks the kernel who we are) or "host:port" (TLS).

@@ -94,13 +94,15 @@ def test_an_agent_that_dies_meanwhile_goes_on_with_its_licence(three):
     three.daemon_of["node2"].wait(5)
     three.start_agent("node2")
     begin = step_of(workspace, 1)
-    wait_until(lambda: step_of(workspace, 1) > begin + 2 * three.isolation_ms / 1000 / 0.02 * 0.5, 60)
+    wait_until(lambda: step_of(workspace, 1) > begin + 2 * three.isolation_ms / 1000 / 0.02 * 0.5, 60,
+               lambda: three.daemon_of["node2"].transcript())
     assert all(process(pid).alive() for pid in pids)
     three.start_controller()
     three.wait_nodes(3)
     assert workspace.status("steady")["attempt"] == 0
     workspace.write("go", "")
-    wait_until(lambda: workspace.status("steady")["state"] == "succeeded", START_S)
+    wait_until(lambda: workspace.status("steady")["state"] == "succeeded", START_S,
+               lambda: str(workspace.status("steady")))
 
 
 def test_a_node_that_is_cut_off_kills_its_ranks_and_is_fenced(three):

@@ -24,7 +24,7 @@ RULES = {
     "proto": ({"proto"}, ("spdlog",)),
 }
 # The judge's pure parts (messages and abseil only), by which the core decides too.
-PURE = {"agent/ckpt/format.h", "agent/ckpt/merge.h", "agent/ckpt/reshard.h"}
+PURE = {"agent/ckpt/format.h", "agent/ckpt/keep_rule.h", "agent/ckpt/merge.h", "agent/ckpt/reshard.h"}
 INCLUDE = re.compile(r'^\s*#\s*include\s+["<]([^">]+)[">]', re.MULTILINE)
 
 
