@@ -45,6 +45,7 @@ absl::StatusOr<size_t> FindDevice(const v1::NodeTopology& topology, const std::v
   }
   if (!found.empty()) return found.front();
   std::vector<std::string> names;
+  names.reserve(units.size());
   for (const Unit& unit : units) names.push_back(DeviceName(topology, unit));
   return absl::NotFoundError(absl::StrCat("there is no device \"", word, "\" here; ",
                                           names.empty() ? "there is no GPU" : "there are ",

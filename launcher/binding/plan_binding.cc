@@ -85,6 +85,7 @@ class Planner {
       std::sort(takers.begin(), takers.end());
     }
     std::vector<const v1::Locality*> localities;
+    localities.reserve(takers.size());
     for (size_t unit : takers) localities.push_back(&LocalityOf(unit));
     const std::vector<Home> homes = FindHomes(topology_, nodes_, localities);
     std::vector<Share> shares = SplitNodes(nodes_, localities, homes);

@@ -47,7 +47,7 @@ const v1::NumaNode* FindNuma(const v1::NodeTopology& topology, uint32_t id) {
   return nullptr;
 }
 
-std::string Or(std::string text, const char* otherwise) { return text.empty() ? otherwise : text; }
+std::string Or(const std::string& text, const char* otherwise) { return text.empty() ? otherwise : text; }
 
 std::string MemoryText(uint64_t bytes) {
   constexpr uint64_t kGib = uint64_t{1} << 30;

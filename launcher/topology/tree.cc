@@ -162,8 +162,8 @@ class TreeReader {
   }
 
   std::optional<uint32_t> PackageOfCpu(uint32_t cpu) {
-    const hwloc_obj_t pu = hwloc_get_pu_obj_by_os_index(tree_, cpu);
-    const hwloc_obj_t package =
+    hwloc_obj_t pu = hwloc_get_pu_obj_by_os_index(tree_, cpu);
+    hwloc_obj_t package =
         pu == nullptr ? nullptr : hwloc_get_ancestor_obj_by_type(tree_, HWLOC_OBJ_PACKAGE, pu);
     if (package == nullptr) return std::nullopt;
     return package->logical_index;
@@ -269,7 +269,7 @@ class TreeReader {
       up.push_back(BdfOf(bridge->attr->bridge.upstream.pci).Number());
     }
     // A device below no host bridge is its own.
-    const hwloc_obj_t root = bridge != nullptr && bridge->type == HWLOC_OBJ_BRIDGE ? bridge : device;
+    hwloc_obj_t root = bridge != nullptr && bridge->type == HWLOC_OBJ_BRIDGE ? bridge : device;
     const auto [it, added] = host_bridges_.emplace(root, host_bridges_.size());
     path.set_host_bridge(static_cast<uint32_t>(it->second));
     path.mutable_bridges()->Add(up.rbegin(), up.rend());
@@ -417,7 +417,7 @@ class TreeReader {
     std::vector<std::optional<int>> gpu(n);
     std::vector<char> is_switch(n, 0);
     for (unsigned i = 0; i < n; ++i) {
-      const hwloc_obj_t object = matrix.objs[i];
+      hwloc_obj_t object = matrix.objs[i];
       if (object == nullptr) continue;
       const auto found = gpu_of_device_.find(object);
       if (found != gpu_of_device_.end()) gpu[i] = found->second;
@@ -452,7 +452,7 @@ class TreeReader {
     for (const v1::GpuPlace& gpu : topology_.gpus()) ++count[gpu.uuid()];
     bool dropped = false;
     for (v1::GpuPlace& gpu : *topology_.mutable_gpus()) {
-      const bool zeros = gpu.uuid().find_first_not_of("0") == std::string::npos;
+      const bool zeros = gpu.uuid().find_first_not_of('0') == std::string::npos;
       if (gpu.uuid().empty() || (count[gpu.uuid()] == 1 && !zeros)) continue;
       gpu.clear_uuid();
       dropped = true;
