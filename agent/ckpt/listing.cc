@@ -281,8 +281,7 @@ void Lister::Keep(const Tree& tree, v1::CheckpointFinding finding) {
   if (StepOfName(std::string_view(checkpoint.path()).substr(checkpoint.path().rfind('/') + 1)) >= 0)
     ++numbered_;
   if (checkpoint.verdict() == v1::VERDICT_COMPLETE) ++complete_;
-  std::vector<std::string> names = ComparedNames(tree, checkpoint, options_.world_sizes);
-  listed_.push_back({std::move(finding), std::move(names)});
+  listed_.push_back(ToCompare(tree, std::move(finding), options_.world_sizes));
 }
 
 }  // namespace

@@ -37,12 +37,14 @@ std::string WithoutStep(std::string_view name, int64_t step) {
   return out;
 }
 
-// The first name of `more` that `fewer` lacks, if `fewer` is a true subset.
-std::optional<std::string> Lacks(const std::vector<std::string>& fewer,
-                                 const std::vector<std::string>& more) {
+// The first name of `of_more` that `of_fewer` lacks, if it is a true subset.
+std::optional<std::string> Lacks(const Listed& of_fewer, const Listed& of_more) {
+  const std::vector<std::string>& fewer = of_fewer.names;
+  const std::vector<std::string>& more = of_more.names;
   if (fewer.size() >= more.size()) return std::nullopt;
   if (!std::includes(more.begin(), more.end(), fewer.begin(), fewer.end())) return std::nullopt;
   for (const std::string& name : more) {
+    if (of_fewer.all_ranks && IsRankFile(name)) continue;
     if (!std::binary_search(fewer.begin(), fewer.end(), name)) return name;
   }
   return std::nullopt;
@@ -55,21 +57,21 @@ bool Comparable(const Listed& a, const Listed& b) {
 
 }  // namespace
 
-std::vector<std::string> ComparedNames(const Tree& tree, const v1::Checkpoint& checkpoint,
-                                       const std::vector<uint32_t>& world_sizes) {
-  std::vector<std::string> names;
+Listed ToCompare(const Tree& tree, v1::CheckpointFinding finding, const std::vector<uint32_t>& world_sizes) {
+  Listed listed;
+  listed.finding = std::move(finding);
+  const v1::Checkpoint& checkpoint = listed.finding.checkpoint();
   if (!tree.is_folder() || tree.files().size() > kMaxComparedFiles || !IsCompared(checkpoint.format()))
-    return names;
+    return listed;
   const auto ranks = std::count_if(tree.files().begin(), tree.files().end(),
                                    [](const auto& file) { return IsRankFile(file.first); });
-  const bool all_ranks = std::find(world_sizes.begin(), world_sizes.end(), ranks) != world_sizes.end();
+  listed.all_ranks = std::find(world_sizes.begin(), world_sizes.end(), ranks) != world_sizes.end();
   for (const auto& [path, info] : tree.files()) {
-    if (all_ranks && IsRankFile(path)) continue;
     const bool counts = HasDataExtension(path) || path.ends_with(".json");
-    if (counts) names.push_back(WithoutStep(path, checkpoint.step()));
+    if (counts) listed.names.push_back(WithoutStep(path, checkpoint.step()));
   }
-  std::sort(names.begin(), names.end());
-  return names;
+  std::sort(listed.names.begin(), listed.names.end());
+  return listed;
 }
 
 void CompareSiblings(std::vector<Listed>& listed) {
@@ -86,7 +88,7 @@ void CompareSiblings(std::vector<Listed>& listed) {
       if (j == i || !Comparable(one, listed[j])) continue;
       another_like_it = listed[j].names == one.names;
       if (j < i || lacks.has_value()) continue;
-      lacks = Lacks(one.names, listed[j].names);
+      lacks = Lacks(one, listed[j]);
       older = j;
     }
     if (another_like_it || !lacks.has_value()) continue;

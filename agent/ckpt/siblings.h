@@ -20,11 +20,12 @@ struct Listed {
   v1::CheckpointFinding finding;
   // Names of its files, its own step replaced by "#", sorted; empty: not compared.
   std::vector<std::string> names;
+  // As many files of ranks as one of the job's world sizes: it lacks none of them.
+  bool all_ranks = false;
 };
 
-// The names to compare. `world_sizes`: of the options; files of ranks are left out if there are as many.
-std::vector<std::string> ComparedNames(const Tree& tree, const v1::Checkpoint& checkpoint,
-                                       const std::vector<uint32_t>& world_sizes);
+// `world_sizes`: of the options.
+Listed ToCompare(const Tree& tree, v1::CheckpointFinding finding, const std::vector<uint32_t>& world_sizes);
 
 // `listed` newest first. A COMPLETE checkpoint that lacks files of an older COMPLETE one of its format
 // becomes PARTIAL, unless a third one lacks just the same: then the script has changed what it saves.

@@ -47,11 +47,11 @@ bool IsPrepared(const Attempt& attempt);
 // Whether an answer is to the second question: what the node has made its pointers name is named in it.
 bool AnswersSecondRound(const v1::Prepared& prepared, const CheckpointChoice& choice);
 
-// An attempt with fewer nodes than the job asks for: why it cannot load what its nodes have found. nullopt: it
-// can, or there is nothing to load, or it has all nodes.
+// An attempt with fewer nodes than the job asks for: why it cannot load what its nodes have found. nullopt:
+// it can, or there is nothing to load, or it has all nodes.
 std::optional<std::string> WhyNotSmaller(const Job& job, const Attempt& attempt);
-// Whether a single node of the attempt has the whole of it, as far as they have told (`progress` may be null).
-// Else its files lie on several nodes' own disks, and it is lost with each of them.
+// Whether a single node of the attempt has the whole of it, as far as they have told (`progress` may be
+// null). Else its files lie on several nodes' own disks, and it is lost with each of them.
 bool LiesWholeOnOneNode(const Attempt& attempt, const AttemptProgress* progress,
                         const v1::Checkpoint& checkpoint);
 

@@ -75,6 +75,7 @@ void SummarizeCheckpoints(AttemptProgress* progress, absl::Time now) {
   const bool fresh = !summary.has_newest() || summary.newest().path() != latest->path() ||
                      summary.newest().mtime_unix_ns() != latest->mtime_unix_ns();
   if (fresh) progress->newest_at = now;
+  progress->first_at = std::min(progress->first_at, now);
   *summary.mutable_newest() = *latest;
   const bool fits = free == 0 || free >= latest->bytes();
   progress->short_since = fits ? absl::InfiniteFuture() : std::min(progress->short_since, now);

@@ -44,9 +44,10 @@ struct AttemptProgress {
   AttemptNo attempt;
   std::map<NodeId, NodeProgress> nodes;
   v1::Progress summary;
-  absl::Time newest_at = absl::InfinitePast();  // the newest complete one was first seen here
+  absl::Time first_at = absl::InfiniteFuture();     // the first complete one was first seen here
+  absl::Time newest_at = absl::InfinitePast();      // the newest complete one was first seen here
   absl::Time short_since = absl::InfiniteFuture();  // since when one more would not fit; infinite: it would
-  std::optional<v1::Checkpoint> first_new;      // the first complete one that the attempt wrote
+  std::optional<v1::Checkpoint> first_new;          // the first complete one that the attempt wrote
   std::deque<std::pair<absl::Time, int64_t>> samples;
   std::vector<std::pair<NodeId, std::string>> notes;  // as told, each once
 };

@@ -13,9 +13,9 @@ namespace {
 
 namespace ckpt = agent::ckpt;
 
-// A node that never told of a checkpoint may just be slow while the first one is new; with the second it
-// holds no folder.
-constexpr uint32_t kSavesUntilSilentIsNone = 2;
+// A node that tells of no checkpoint so long after others told of the first one holds no folder: twice the
+// time between an agent's looks, and a heartbeat.
+constexpr absl::Duration kTimeToTell = absl::Seconds(10);
 
 using Findings = std::map<std::string, const v1::CheckpointFinding*>;  // of one node, by path
 
@@ -45,7 +45,7 @@ std::map<NodeId, const v1::Checkpoint*> Holders(const Attempt& attempt, const At
   for (const auto& share : attempt.nodes) {
     auto node = progress.nodes.find(share->node);
     if (node == progress.nodes.end() || node->second.seen.empty()) {
-      if (progress.summary.complete() < kSavesUntilSilentIsNone) return {};
+      if (progress.newest_at - progress.first_at < kTimeToTell) return {};
       continue;
     }
     auto seen = node->second.seen.find(path);

@@ -199,8 +199,11 @@ TEST(Render, ProgressAndAlarms) {
   EXPECT_THAT(RenderProgress(job, now), HasSubstr("costs 30 steps (1 min 0 s of work)"));
   progress->set_has_step(false);
   EXPECT_THAT(RenderProgress(job, now), HasSubstr("costs 1 min 0 s of work and"));
+  progress->set_has_step(true);
+  newest->set_step(-1);
   newest->set_mtime_unix_ns(10 * kSecond);  // of an earlier attempt: no more is lost than this one has run
   EXPECT_THAT(RenderProgress(job, now), HasSubstr("a failure now costs 5 min 0 s of work"));
+  newest->set_step(100);
   job.set_state(v1::JOB_STATE_FAILED);
   EXPECT_THAT(RenderProgress(job, now), Not(HasSubstr("a failure now")));
 
@@ -217,6 +220,7 @@ TEST(Render, ProgressAndAlarms) {
   EXPECT_EQ(json["progress"]["step"], 130);
   EXPECT_EQ(json["progress"]["newest_checkpoint_step"], 100);
   EXPECT_TRUE(json["progress"]["free_bytes"].is_null());
+  EXPECT_EQ(json["progress"]["restart_s"], 75);
   EXPECT_EQ(json["alarms"][0]["kind"], "checkpoint_bad");
   EXPECT_EQ(json["alarms"][0]["node"], "node2");
   EXPECT_TRUE(nlohmann::json::parse(StatusJson(Job()))["progress"].is_null());
