@@ -30,10 +30,9 @@ Simulation::Simulation(const SimOptions& options)
       controller_(&world_, this, options.mutation),
       mood_(options.seed % 3 == 0 && !options.peers ? Mood::kPartitions : Mood::kMixed) {
   world_.verbose = options.verbose;
-  for (auto make :
-       {MakeOneAttemptOracle, MakeGpuOracle, MakeDurableOracle, MakeReplayOracle, MakeBudgetOracle,
-        MakeSubmitOracle, MakeQuietOracle, MakeVerdictOracle, MakeNothingLeftOracle, MakeQueueOracle,
-        MakeCheckpointsOracle}) {
+  for (auto make : {MakeOneAttemptOracle, MakeGpuOracle, MakeDurableOracle, MakeReplayOracle,
+                    MakeBudgetOracle, MakeSubmitOracle, MakeQuietOracle, MakeVerdictOracle,
+                    MakeNothingLeftOracle, MakeQueueOracle, MakeCheckpointsOracle}) {
     oracles_.push_back(make());
   }
   const int gpus = world_.Chance(70) && !options.peers ? 4 : 0;
@@ -117,7 +116,9 @@ SimResult Simulation::Run() {
     }
     Each([&](Oracle* oracle) { oracle->OnEnd(jobs, living, controller_.history()); });
     for (const auto& [name, host] : hosts_) {
-      const size_t reports = host.node->agent_up() ? host.node->unacked() : 0;
+      // A peer that comes after the end of its job is told so and leaves: nobody takes its reports.
+      const bool leaves = options_.peers && !host.welcomed;
+      const size_t reports = host.node->agent_up() && !leaves ? host.node->unacked() : 0;
       Each([&, node = name](Oracle* oracle) { oracle->OnUnacknowledged(node, reports, true); });
     }
     for (const Client& client : clients_) {
