@@ -40,7 +40,7 @@ class Checkpoints : public Oracle {
     Job& job = jobs_[launch.job_id()];
     if (job.spec.ckpt_dir().empty() || !job.judged.insert(launch.attempt()).second) return;
     const std::string path = ResumesFrom(launch.plan());
-    job.loaded[launch.attempt()] = path;
+    job.loaded[launch.attempt()] = IdentityOf(job, path);
     CheckLoaded(launch, job, path);
     CheckNodes(launch, job, path);
   }
@@ -49,7 +49,7 @@ class Checkpoints : public Oracle {
   struct Job {
     v1::JobSpec spec;
     std::map<std::string, v1::Checkpoint> there;  // by path
-    std::map<uint32_t, std::string> loaded;       // by attempt: what it was launched with
+    std::map<uint32_t, std::string> loaded;       // by attempt: identity of what it was given
     std::map<uint32_t, int> nodes;                // by attempt
     std::set<uint32_t> failed;                    // attempts with a verdict
     std::set<uint32_t> of_bad;                    // of these, those whose verdict is that of a bad one
@@ -81,14 +81,21 @@ class Checkpoints : public Oracle {
     }
   }
 
+  // A save under the name of one that was moved aside is another one.
+  static std::string IdentityOf(const Job& job, const std::string& path) {
+    auto there = job.there.find(path);
+    return there == job.there.end() ? "" : absl::StrCat(path, "@", there->second.mtime_unix_ns());
+  }
+
   // Two failures in a row are those of attempts that have loaded it.
   static bool IsPoison(const Job& job, uint32_t before, const std::string& path) {
+    const std::string identity = IdentityOf(job, path);
     bool last = false;
     for (const uint32_t attempt : job.failed) {
       if (attempt >= before) break;
       auto loaded = job.loaded.find(attempt);
       const bool of_it =
-          loaded != job.loaded.end() && loaded->second == path && job.of_bad.count(attempt) > 0;
+          loaded != job.loaded.end() && loaded->second == identity && job.of_bad.count(attempt) > 0;
       if (of_it && last) return true;
       last = of_it;
     }
