@@ -1,6 +1,7 @@
 """Real frameworks against the judge of checkpoints. What is installed decides nothing: a framework that is
 missing is a failure (deploy/setup.sh installs them all, deploy/requirements-frameworks.txt)."""
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -32,16 +33,20 @@ def run_tool(script, *arguments, limit_s):
 @pytest.fixture(scope="session")
 def forged(tmp_path_factory):
     """name -> folder with two saves of the format by the real library; "name.again" is a second run. Formats
-    of one module are made together: the import of the framework is what takes long."""
-    made = {}
+    of one module are made together, and once for all workers of pytest-xdist: the import of the framework is
+    what takes long."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
     def get(name, wanted):
-        if name not in made:
-            module = fw_formats.FORMATS[name][0]
-            names = [one for one in wanted if fw_formats.FORMATS[one][0] == module]
-            folder = tmp_path_factory.mktemp(module)
-            run_tool("forge.py", folder, *names, limit_s=FORGE_LIMIT_S)
-            made.update({one: str(folder / one) for one in names})
-        return made[name]
+        module = fw_formats.FORMATS[name][0]
+        folder = shared / f"forged-{module}"
+        with open(shared / f"forged-{module}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not folder.exists():
+                folder.mkdir()
+                names = [one for one in wanted if fw_formats.FORMATS[one][0] == module]
+                run_tool("forge.py", folder, *names, limit_s=FORGE_LIMIT_S)
+        return str(folder / name)
 
     return get
