@@ -263,7 +263,7 @@ class AgentCore {
   static constexpr size_t kMaxForgotten = 1000;
   // Checkpoints in one heartbeat, the newest that were told.
   static constexpr int kMaxCheckpoints = 4;
-  static constexpr int kMaxNotes = 16;  // of an attempt; a person reads some
+  static constexpr int kMaxNotes = 16;    // of an attempt; a person reads some
   static constexpr int kMaxRemoved = 64;  // checkpoints, between two heartbeats; what is lost is asked again
   // Heartbeats without an answer that are remembered; older ones would renew no lease anyway.
   static constexpr size_t kMaxUnanswered = 64;

@@ -118,13 +118,12 @@ void AgentCore::CountWitnesses(Actions* out) {
     committee_.orphan_since_ns = std::max(in_touch_ns_, started_ns_);
     committee_.boot_id = options_.boot_id;
     out->push_back(StoreCommittee{committee_});
-    out->push_back(Note{absl::StrCat("no controller answers, and ", silent_.size(), " of ",
-                                     committee_.committee.members_size(),
-                                     " witnesses say the same: ranks go on, for at most ",
-                                     committee_.orphan_ns / 1'000'000'000, " s")});
+    out->push_back(Note{absl::StrCat(
+        "no controller answers, and ", silent_.size(), " of ", committee_.committee.members_size(),
+        " witnesses say the same: ranks go on, for at most ", committee_.orphan_ns / 1'000'000'000, " s")});
   }
-  const int64_t until = std::min(round_sent_ns_ + committee_.isolation_ns,
-                                 committee_.orphan_since_ns + committee_.orphan_ns);
+  const int64_t until =
+      std::min(round_sent_ns_ + committee_.isolation_ns, committee_.orphan_since_ns + committee_.orphan_ns);
   if (until <= licence_until_ns_) return;
   licence_until_ns_ = until;
   RenewLeases(out);

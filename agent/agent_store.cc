@@ -242,8 +242,8 @@ absl::StatusOr<StoredState> AgentStore::Load() {
     }
   }
   if (!capsules.ok()) return Failed(db_, path_);
-  Statement committee(db_,
-                      "SELECT bytes, node_lease_ns, isolation_ns, orphan_ns, orphan_since_ns, boot_id FROM committee");
+  Statement committee(
+      db_, "SELECT bytes, node_lease_ns, isolation_ns, orphan_ns, orphan_since_ns, boot_id FROM committee");
   if (committee.Next()) {
     StoredCommittee& kept = state.committee;
     if (!kept.committee.ParseFromString(committee.BytesAt(0))) {

@@ -233,7 +233,8 @@ absl::Status FindCheckpoints(const v1::Prepare& prepare, JudgeStop* stop, v1::Pr
     return absl::FailedPreconditionError(
         absl::StrCat("ckpt-dir ", prepare.ckpt_dir(), ": ", status.message()));
   };
-  if (!source.ok()) return absl::FailedPreconditionError(absl::StrCat("ckpt-dir ", source.status().message()));
+  if (!source.ok())
+    return absl::FailedPreconditionError(absl::StrCat("ckpt-dir ", source.status().message()));
   stop->Watch(source->get());
   ckpt::JudgeOptions options;
   options.now = absl::Now();

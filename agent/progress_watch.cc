@@ -240,8 +240,8 @@ void ProgressWatch::Tidy(const AttemptKey& key, v1::RemoveCheckpoints remove) {
 void ProgressWatch::TidyDue(const AttemptKey& key) {
   Attempt& attempt = attempts_.at(key);
   if (attempt.looking || !attempt.tidy) return;
-  attempt.looking = tasks_->Run(
-      [this, key, watch = attempt.folder, remove = *attempt.tidy]() -> std::function<void()> {
+  attempt.looking =
+      tasks_->Run([this, key, watch = attempt.folder, remove = *attempt.tidy]() -> std::function<void()> {
         v1::AttemptProgress news = watch->Tidy(remove, absl::Now());
         return [this, key, news] { Looked(key, news); };
       });

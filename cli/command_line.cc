@@ -381,13 +381,14 @@ absl::StatusOr<Command> ParseNodes(const std::vector<std::string>& words) {
       return options;
     }
     if (sub.positionals[0] != "fence") {
-      return Usage(absl::StrCat("dgxrun nodes takes no \"", sub.positionals[0],
-                                "\" (known: fence NODE --is-off)"));
+      return Usage(
+          absl::StrCat("dgxrun nodes takes no \"", sub.positionals[0], "\" (known: fence NODE --is-off)"));
     }
     if (sub.positionals.size() != 2) return Usage("dgxrun nodes fence needs one NODE");
     if (!is_off) {
-      return Usage(absl::StrCat("dgxrun nodes fence ", sub.positionals[1],
-                                " lets its jobs start elsewhere: look that the machine is off, then add --is-off"));
+      return Usage(
+          absl::StrCat("dgxrun nodes fence ", sub.positionals[1],
+                       " lets its jobs start elsewhere: look that the machine is off, then add --is-off"));
     }
     options.fence = sub.positionals[1];
     return options;

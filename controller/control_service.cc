@@ -323,16 +323,17 @@ grpc::ServerUnaryReactor* ControlService::FenceNode(grpc::CallbackServerContext*
   core::FenceNode fence;
   fence.caller = *caller;
   fence.node = request->node();
-  engine_->Fence(std::move(fence), [this, reactor, reply, name = request->node()](const core::Answer& answer) {
-    if (!answer.status.ok()) return FinishLater(reactor, answer.status);
-    engine_->Query([this, reactor, reply, name](const core::State& state, const core::Contacts& contacts,
-                                                absl::Time now) {
-      for (const auto& [id, node] : state.nodes) {
-        if (id.str() == name || node->name == name) *reply = core::DescribeNode(state, contacts, id, now);
-      }
-      FinishLater(reactor, absl::OkStatus());
-    });
-  });
+  engine_->Fence(
+      std::move(fence), [this, reactor, reply, name = request->node()](const core::Answer& answer) {
+        if (!answer.status.ok()) return FinishLater(reactor, answer.status);
+        engine_->Query([this, reactor, reply, name](const core::State& state, const core::Contacts& contacts,
+                                                    absl::Time now) {
+          for (const auto& [id, node] : state.nodes) {
+            if (id.str() == name || node->name == name) *reply = core::DescribeNode(state, contacts, id, now);
+          }
+          FinishLater(reactor, absl::OkStatus());
+        });
+      });
   return reactor;
 }
 

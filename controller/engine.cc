@@ -329,6 +329,9 @@ void EngineImpl::HandleInput(Item& item, Batch* batch) {
   const auto* stop = std::get_if<core::StopJob>(&input.body);
   if (submit != nullptr) waiting_[submit->request] = std::move(item.done);
   if (stop != nullptr) waiting_[stop->request] = std::move(item.done);
+  if (const auto* fence = std::get_if<core::FenceNode>(&input.body)) {
+    waiting_[fence->request] = std::move(item.done);
+  }
   if (submit != nullptr && !submit->key.empty()) {
     // The core remembers the keys of the newest archived jobs only.
     absl::StatusOr<std::optional<ArchivedJob>> known = log_->ArchivedByKey(submit->caller.uid, submit->key);

@@ -4,8 +4,8 @@
 // A controller fences a node by time only if, all through its wait, it heard enough of the committee; an
 // agent's licence rests on a majority of the same committee that says it is silent. Let the licence rest on
 // answers to a question of moment t. Then a member m is in both sets: the controller knew at t - gap or later
-// that m was in touch at t - gap - node_lease or later, and m said at some moment up to t + answer that it had
-// not been in touch for node_lease + slack. With slack > gap + answer both cannot be.
+// that m was in touch at t - gap - node_lease or later, and m said at some moment up to t + answer that it
+// had not been in touch for node_lease + slack. With slack > gap + answer both cannot be.
 #ifndef DGXRUN_PROTO_LEASE_RULE_H_
 #define DGXRUN_PROTO_LEASE_RULE_H_
 

@@ -49,8 +49,8 @@
 
 namespace dgxrun::agent::ckpt {
 
-// Names of one folder that a listing reads: 1,000 ranks that save 200 times, a file each. A network folder lists
-// some 10,000 entries a second, and a start waits for it.
+// Names of one folder that a listing reads: 1,000 ranks that save 200 times, a file each. A network folder
+// lists some 10,000 entries a second, and a start waits for it.
 inline constexpr size_t kMaxListedEntries = 200000;
 // Files of one checkpoint: 16,384 ranks with four files each, and some. More: UNVERIFIED.
 inline constexpr size_t kMaxFilesOfCheckpoint = 100000;
@@ -67,8 +67,8 @@ struct JudgeOptions {
   // Zero: no rank lives, nothing is being written.
   absl::Duration quiet_time = absl::ZeroDuration();
   // Of a listing: world sizes that the job may have; empty: not known. Where a format has one file per rank
-  // and does not say how many (Trainer's and accelerate's random states), a checkpoint with as many of them as
-  // one of these lacks none, although another checkpoint has more: a larger world wrote that one.
+  // and does not say how many (Trainer's and accelerate's random states), a checkpoint with as many of them
+  // as one of these lacks none, although another checkpoint has more: a larger world wrote that one.
   std::vector<uint32_t> world_sizes;
   // Of a listing: findings wanted, newest first; 0: all. What is beyond is not read.
   size_t limit = 0;

@@ -268,7 +268,8 @@ void DropUnheldCommittees(State* state) {
   if (state->committees.empty()) return;
   uint64_t oldest = state->committees.rbegin()->first;
   for (const auto& [id, node] : state->nodes) {
-    if (node->phase != NodePhase::kFenced && !node->witness.empty()) oldest = std::min(oldest, node->committee);
+    if (node->phase != NodePhase::kFenced && !node->witness.empty())
+      oldest = std::min(oldest, node->committee);
   }
   state->committees.erase(state->committees.begin(), state->committees.lower_bound(oldest));
 }

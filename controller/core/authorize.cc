@@ -10,7 +10,7 @@ absl::Status Authorize(const Caller& caller, Verb verb, const v1::Owner* owner) 
     case Verb::kSubmit:
     case Verb::kSeeNodes:
       return absl::OkStatus();  // whoever was let in; what a job may run as is its owner, the caller
-    case Verb::kFenceNode:  // a wrong word lets two attempts run at once
+    case Verb::kFenceNode:      // a wrong word lets two attempts run at once
       if (caller.admin) return absl::OkStatus();
       return absl::PermissionDeniedError(
           absl::StrCat("only root may say that a node is off, you are ", caller.user));

@@ -131,8 +131,8 @@ void TakeCommittee(Draft* draft, const NodeHeartbeat& input) {
   AddTaken(draft, input.node, number);
 }
 
-// Members stay as long as they may be of use: each change has to reach every node. A lost one is replaced when
-// it is fenced, an unfenced one never, since its word is what the fence waits for.
+// Members stay as long as they may be of use: each change has to reach every node. A lost one is replaced
+// when it is fenced, an unfenced one never, since its word is what the fence waits for.
 void NameCommittee(Draft* draft) {
   const State& state = draft->state();
   if (state.committees.size() >= kMaxCommittees) return;

@@ -1,7 +1,8 @@
 // The committee: agents that tell a controller that is down from a node that is cut off (architecture 5).
 //
 //   agents       ranks outlive the controller while a majority of the committee says that it is silent too
-//   controller   fences a node by time only while it hears so many of the committee that no majority can say so
+//   controller   fences a node by time only while it hears so many of the committee that no majority can say
+//   so
 //
 // Two majorities share a member, so never both; the times that this rests on are in proto/lease_rule.h.
 //

@@ -1,9 +1,9 @@
 // What silence means. A node that is silent for node_lease is lost, and the rest of its jobs is stopped at
 // once. It is fenced when its ranks must be dead by its own lease: isolation_timeout after the latest of
-// its last word, this controller's start, this controller's last pause and the moment since which no committee
-// can keep its ranks alive (committee.h), plus what killing takes, plus a margin for clocks. Only then may a
-// new attempt start without it. Or proof comes: it was rebooted, its snapshot shows that nothing lives, or a
-// person says that it is off.
+// its last word, this controller's start, this controller's last pause and the moment since which no
+// committee can keep its ranks alive (committee.h), plus what killing takes, plus a margin for clocks. Only
+// then may a new attempt start without it. Or proof comes: it was rebooted, its snapshot shows that nothing
+// lives, or a person says that it is off.
 //
 // The node counts its lease from the *sending* of a heartbeat that was answered, which lies before the
 // moment at which we heard it; so our count always ends later.

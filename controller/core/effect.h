@@ -18,7 +18,18 @@ namespace dgxrun::core {
 // A message to a node. `kind` with (job, attempt, node) is the effect's identity: the outbox sends each
 // once per connection. For kLaunch the outbox adds the environment blob when sending.
 struct SendToNode {
-  enum class Kind { kWelcome, kRefuse, kHeartbeatAnswer, kAck, kPrepare, kLaunch, kStop, kForget, kCommittee, kRemove };
+  enum class Kind {
+    kWelcome,
+    kRefuse,
+    kHeartbeatAnswer,
+    kAck,
+    kPrepare,
+    kLaunch,
+    kStop,
+    kForget,
+    kCommittee,
+    kRemove
+  };
   Kind kind;
   NodeId node;
   ConnectionId connection = 0;

@@ -133,26 +133,24 @@ std::string DumpState(const State& state) {
   for (const auto& [id, node] : state.nodes) {
     absl::StrAppend(&out, "node ", id.str(), " ", node->name, " boot ", node->boot_id, " peer ",
                     node->peer_address, " phase ", static_cast<int>(node->phase), " user ", node->agent_user,
-                    " witness ", node->witness, " committee ", node->committee,
-                    " ", node->release, " ", node->inventory.ShortDebugString(),
+                    " witness ", node->witness, " committee ", node->committee, " ", node->release, " ",
+                    node->inventory.ShortDebugString(),
                     node->offer ? absl::StrCat(" offers ", node->offer->ShortDebugString()) : "", "\n");
   }
   for (const auto& [number, committee] : state.committees) {
     absl::StrAppend(&out, "committee ", committee.ShortDebugString(), "\n");
   }
   for (const auto& [id, job] : state.jobs) {
-    absl::StrAppend(&out, "job ", id.str(), " key ", job->key, " phase ", static_cast<int>(job->phase),
-                    " next ", job->next_attempt.value(), " restarts ", job->restarts, " short ",
-                    job->short_failures, " never launched ", job->never_launched, " failed at ",
-                    absl::ToUnixNanos(job->failed_at), " restarts took ",
-                    absl::StrJoin(job->restarts_took, " ",
-                                  [](std::string* out, absl::Duration took) {
-                                    absl::StrAppend(out, absl::FormatDuration(took));
-                                  }),
-                    " not before ",
-                    absl::ToUnixNanos(job->not_before), " state ",
-                    job->end_state, " code ", job->exit_code, " why ", job->why.ShortDebugString(), " spec ",
-                    job->spec.ShortDebugString(), "\n");
+    absl::StrAppend(
+        &out, "job ", id.str(), " key ", job->key, " phase ", static_cast<int>(job->phase), " next ",
+        job->next_attempt.value(), " restarts ", job->restarts, " short ", job->short_failures,
+        " never launched ", job->never_launched, " failed at ", absl::ToUnixNanos(job->failed_at),
+        " restarts took ",
+        absl::StrJoin(
+            job->restarts_took, " ",
+            [](std::string* out, absl::Duration took) { absl::StrAppend(out, absl::FormatDuration(took)); }),
+        " not before ", absl::ToUnixNanos(job->not_before), " state ", job->end_state, " code ",
+        job->exit_code, " why ", job->why.ShortDebugString(), " spec ", job->spec.ShortDebugString(), "\n");
     if (job->stop) {
       absl::StrAppend(&out, " stop ", job->stop->user, " ", job->stop->reason, " ",
                       job->stop->grace_ms ? absl::StrCat(*job->stop->grace_ms) : "-", "\n");

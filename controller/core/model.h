@@ -64,7 +64,7 @@ struct Node {
   std::string release;
   std::optional<v1::PeerOffer> offer;  // peers mode: what the command of the node asks for
   NodePhase phase = NodePhase::kUp;
-  std::string witness;     // target of its Witness service; empty: none, and no committee keeps its ranks alive
+  std::string witness;  // target of its Witness service; empty: none, and no committee keeps its ranks alive
   uint64_t committee = 0;  // number of the one that it holds at least; 0: perhaps none
 };
 
@@ -157,12 +157,12 @@ struct Job {
   int32_t exit_code = 0;
   absl::Time submitted_at = absl::InfinitePast();
   absl::Time ended_at = absl::InfinitePast();
-  uint32_t never_launched = 0;           // attempts that ended so and were placed anew: they cost no restart
+  uint32_t never_launched = 0;  // attempts that ended so and were placed anew: they cost no restart
   absl::Time failed_at = absl::InfinitePast();  // the failure after which no step was reported yet
   std::vector<absl::Duration> restarts_took;    // from failure to first step; the newest kMaxRestartsTook
-  std::vector<v1::Checkpoint> poisoned;  // not given out again, oldest first
-  std::vector<v1::Alarm> alarms;         // oldest first; at most kMaxAlarms
-  std::optional<Loaded> loaded_before;   // of the launched attempt that ended last, whose failure is `why`
+  std::vector<v1::Checkpoint> poisoned;         // not given out again, oldest first
+  std::vector<v1::Alarm> alarms;                // oldest first; at most kMaxAlarms
+  std::optional<Loaded> loaded_before;  // of the launched attempt that ended last, whose failure is `why`
 
   bool on_cpu() const { return spec.device() == v1::DEVICE_CPU; }
 };
@@ -197,8 +197,8 @@ struct PeersConfig {
   std::string rdzv_id;
   std::string endpoint_host;  // under which the others reach this process's node
   v1::JobSpec spec;  // of this process's command, resolved, with owner: the others' must agree with it
-  // How long the next attempt waits for the nodes that are missing; zero: for ever. (Before the first attempt each
-  // command counts for itself.)
+  // How long the next attempt waits for the nodes that are missing; zero: for ever. (Before the first attempt
+  // each command counts for itself.)
   absl::Duration join_timeout = absl::ZeroDuration();
 };
 

@@ -36,13 +36,13 @@
 namespace dgxrun {
 namespace {
 
-constexpr int kMaxDeclaredGpus = 64;         // more than any node has; catches a typing error
-constexpr int64_t kMinHeartbeatMs = 10;      // below this the heartbeats of a node are its main load
-constexpr int64_t kMaxTimeoutMs = 86400000;  // a day; longer is a typing error
+constexpr int kMaxDeclaredGpus = 64;                 // more than any node has; catches a typing error
+constexpr int64_t kMinHeartbeatMs = 10;              // below this the heartbeats of a node are its main load
+constexpr int64_t kMaxTimeoutMs = 86400000;          // a day; longer is a typing error
 constexpr int64_t kMaxOrphanMs = 7 * kMaxTimeoutMs;  // over a weekend and longer nobody looks
 // A node's heartbeat is answered, the next one says so, and only the one after it proves that this one was
-// heard (controller/core/committee.h): with less, no committee would ever count as heard, and no node would be
-// fenced.
+// heard (controller/core/committee.h): with less, no committee would ever count as heard, and no node would
+// be fenced.
 constexpr uint32_t kHeartbeatsPerLease = 4;
 constexpr size_t kMaxSocketPath = 107;       // bytes of sockaddr_un.sun_path, without the NUL
 constexpr uint64_t kMaxFileBytes = 1 << 20;  // a cluster file is some lines; a device or a log is a mistake
@@ -257,8 +257,8 @@ class Reader {
 };
 
 void ReadTimeouts(Reader& reader, ClusterFile* file) {
-  const toml::table* timeouts =
-      reader.Section("timeouts", {"heartbeat_ms", "node_lease_ms", "isolation_timeout_ms", "orphan_timeout_ms"});
+  const toml::table* timeouts = reader.Section(
+      "timeouts", {"heartbeat_ms", "node_lease_ms", "isolation_timeout_ms", "orphan_timeout_ms"});
   reader.Int(timeouts, "heartbeat_ms", kMinHeartbeatMs, kMaxTimeoutMs, &file->heartbeat_ms);
   reader.Int(timeouts, "node_lease_ms", kMinHeartbeatMs, kMaxTimeoutMs, &file->node_lease_ms);
   reader.Int(timeouts, "isolation_timeout_ms", kMinHeartbeatMs, kMaxTimeoutMs, &file->isolation_timeout_ms);
@@ -290,9 +290,8 @@ void ReadTimeouts(Reader& reader, ClusterFile* file) {
 }
 
 void ReadAgent(Reader& reader, ClusterFile* file) {
-  const toml::table* agent = reader.Section(
-      "agent", {"name", "state_dir", "run_dir", "log_dir", "gpus", "allow_root", "port_range", "address",
-                "witness_port"});
+  const toml::table* agent = reader.Section("agent", {"name", "state_dir", "run_dir", "log_dir", "gpus",
+                                                      "allow_root", "port_range", "address", "witness_port"});
   reader.Name(agent, "name", &file->agent.name);
   reader.Path(agent, "state_dir", &file->agent.state_dir);
   reader.Path(agent, "run_dir", &file->agent.run_dir);

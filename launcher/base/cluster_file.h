@@ -41,7 +41,7 @@ struct ClusterFile {
   uint32_t heartbeat_ms = 1000;
   uint32_t node_lease_ms = 5000;
   uint32_t isolation_timeout_ms = 10000;
-  uint32_t orphan_timeout_ms = 1'800'000;  // 0: ranks do not outlive the controller
+  uint32_t orphan_timeout_ms = 1'800'000;   // 0: ranks do not outlive the controller
   std::map<std::string, std::string> nccl;  // full variable name -> value
 };
 

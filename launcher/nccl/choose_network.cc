@@ -11,7 +11,6 @@
 namespace dgxrun::nccl {
 namespace {
 
-
 // Software interfaces that connect nothing beyond their host.
 constexpr const char* kHostOnly[] = {"docker", "veth", "br-",  "cni",   "flannel", "virbr", "cali",
                                      "cilium", "tunl", "kube", "lxc",   "podman",  "wg",    "tailscale",

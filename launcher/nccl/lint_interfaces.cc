@@ -10,7 +10,6 @@
 namespace dgxrun::nccl {
 namespace {
 
-
 std::string InterfacesOf(const NodeNetwork& node) {
   std::vector<std::string> parts;
   for (const NetInterface& one : node.interfaces) {

@@ -77,7 +77,8 @@ void CoverInput(const core::State& state, const core::Contacts& contacts, const 
   if (const auto* report = std::get_if<core::NodeReport>(&input.body)) {
     const JobId id(report->report.job_id());
     const core::Job* job = core::FindJobById(state, id);
-    const bool old = job != nullptr && job->attempt && job->attempt->number.value() > report->report.attempt();
+    const bool old =
+        job != nullptr && job->attempt && job->attempt->number.value() > report->report.attempt();
     if (old) return met("older attempt", ReportName(report->report));
     met(JobPhase(state, id), ReportName(report->report));
   } else if (const auto* connected = std::get_if<core::NodeConnected>(&input.body)) {

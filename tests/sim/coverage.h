@@ -14,8 +14,8 @@ namespace dgxrun::sim {
 void CoverInput(const core::State& state, const core::Contacts& contacts, const core::Input& input,
                 std::set<std::string>* covered);
 
-// All pairs that can be met; each was met by a long run, and those that cannot be are left out with the reason
-// beside them.
+// All pairs that can be met; each was met by a long run, and those that cannot be are left out with the
+// reason beside them.
 const std::set<std::string>& ReachablePairs();
 
 }  // namespace dgxrun::sim

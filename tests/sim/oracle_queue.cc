@@ -1,5 +1,5 @@
-// No queue passes its limit: what an agent keeps for the controller stays small in the storm, and is gone after
-// the quiet phase.
+// No queue passes its limit: what an agent keeps for the controller stays small in the storm, and is gone
+// after the quiet phase.
 #include "tests/sim/oracle.h"
 
 namespace dgxrun::sim {

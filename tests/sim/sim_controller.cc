@@ -97,8 +97,7 @@ bool SimController::Persist(const std::vector<v1::Record>& records) {
     world_->Trace("record", record);
   }
   // Of a mutant only what it does out there counts.
-  const absl::Status status =
-      mutation_ == Mutation::kNone ? core::CheckInvariants(state_) : absl::OkStatus();
+  const absl::Status status = mutation_ == Mutation::kNone ? core::CheckInvariants(state_) : absl::OkStatus();
   if (!status.ok()) host_->Broken(std::string(status.message()));
   return records.empty() || !Point();
 }

@@ -83,7 +83,7 @@ class SimController {
   core::Contacts contacts_;
   std::string dump_;  // of the state at the last crash
   Disk disk_;
-  Disk history_;  // all that was ever durable
+  Disk history_;                   // all that was ever durable
   std::set<std::string> covered_;  // "state: input" pairs that were met
   std::map<std::string, v1::JobStatus> archive_;
   // The outbox: last message per identity on each connection.

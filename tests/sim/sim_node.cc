@@ -20,12 +20,7 @@ v1::ExitStatus ToExit(const Ending& ending) {
 }  // namespace
 
 SimNode::SimNode(World* world, NodeHost* host, Script* script, std::string name, int gpus, Mutation mutation)
-    : world_(world),
-      host_(host),
-      script_(script),
-      name_(std::move(name)),
-      gpus_(gpus),
-      mutation_(mutation) {}
+    : world_(world), host_(host), script_(script), name_(std::move(name)), gpus_(gpus), mutation_(mutation) {}
 
 // ---- the agent's life ----
 

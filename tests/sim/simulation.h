@@ -58,8 +58,8 @@ class Simulation : public ControllerHost, public NodeHost {
     bool cut_up = false, cut_down = false;
     bool dead_for_good = false;
     bool welcomed = false;  // on the present stream
-    uint64_t cut = 0;  // number of the last partition
-    int side = 0;      // agents reach each other when they are on the same one
+    uint64_t cut = 0;       // number of the last partition
+    int side = 0;           // agents reach each other when they are on the same one
   };
   struct Question {
     std::string from;

@@ -496,8 +496,7 @@ TEST(MegatronJudge, Digests) {
     source.Put("iter_0000300/integrity.json", text);
     return Of(source, "iter_0000300", options);
   };
-  EXPECT_EQ(judged(manifest(abc), deep).verdict(), v1::VERDICT_COMPLETE)
-      << Said(judged(manifest(abc), deep));
+  EXPECT_EQ(judged(manifest(abc), deep).verdict(), v1::VERDICT_COMPLETE) << Said(judged(manifest(abc), deep));
   EXPECT_EQ(judged(manifest(none), Options()).verdict(), v1::VERDICT_COMPLETE) << "data is not read";
   const v1::Checkpoint damaged = judged(manifest(none), deep);
   EXPECT_EQ(damaged.verdict(), v1::VERDICT_CORRUPT);

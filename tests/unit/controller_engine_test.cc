@@ -138,6 +138,12 @@ class EngineTest : public ::testing::Test {
     return Await<core::Answer>(
         [&](auto done) { engine_->Submit(submit, environment.SerializeAsString(), done); });
   }
+  core::Answer Fence(const std::string& node) {
+    core::FenceNode fence;
+    fence.caller = core::Caller{"root", 0, 0, true};
+    fence.node = node;
+    return Await<core::Answer>([&](auto done) { engine_->Fence(fence, done); });
+  }
   absl::StatusOr<v1::JobStatus> Status(const std::string& what) {
     return Await<absl::StatusOr<v1::JobStatus>>(
         [&](auto done) { engine_->FindStatus(caller_, core::Verb::kSee, what, done); });
@@ -242,6 +248,11 @@ TEST_F(EngineTest, AJobFromSubmitToArchive) {
       [&](auto done) { engine_->FindStatus(bob, core::Verb::kSee, "train", done); });
   EXPECT_EQ(refused.status().code(), absl::StatusCode::kPermissionDenied);
   EXPECT_EQ(Status("none").status().code(), absl::StatusCode::kNotFound);
+}
+
+TEST_F(EngineTest, APersonsWordIsAnswered) {
+  Connect(1);
+  EXPECT_EQ(Fence("nowhere").status.code(), absl::StatusCode::kNotFound);
 }
 
 TEST_F(EngineTest, ARestartRaisesTheTermAndKeepsTheJob) {

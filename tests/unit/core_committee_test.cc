@@ -76,7 +76,8 @@ class CommitteeTest : public ::testing::Test {
   std::vector<std::string> Members() const {
     std::vector<std::string> names;
     if (kit_.state.committees.empty()) return names;
-    for (const auto& member : kit_.state.committees.rbegin()->second.members()) names.push_back(member.name());
+    for (const auto& member : kit_.state.committees.rbegin()->second.members())
+      names.push_back(member.name());
     return names;
   }
   absl::Status Fence(const std::string& node, bool root = true) {
@@ -131,7 +132,8 @@ TEST_F(CommitteeTest, AMajorityThatIsSilentNeedsProof) {
   Run(absl::Minutes(10), {"c"});
   EXPECT_EQ(Phase("a"), NodePhase::kLost);
   EXPECT_EQ(kit_.Status(job).attempt(), 0u);
-  EXPECT_THAT(kit_.Status(job).waiting_for(), HasSubstr("proof that node a is off, since a, b of the committee"));
+  EXPECT_THAT(kit_.Status(job).waiting_for(),
+              HasSubstr("proof that node a is off, since a, b of the committee"));
   EXPECT_THAT(kit_.Status(job).waiting_for(), HasSubstr("`dgxrun nodes fence a --is-off`"));
 }
 

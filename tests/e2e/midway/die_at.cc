@@ -1,6 +1,6 @@
-// Preloaded into a controller: SIGKILL, right before what a count says: the n-th flush of a file ($DGXRUN_TEST_DIE_AT
-// "flush:n"), or the n-th message to a socket ("send:n"). Before the n-th is after the one before it, so all n
-// together are all places between two steps that anybody else can see.
+// Preloaded into a controller: SIGKILL, right before what a count says: the n-th flush of a file
+// ($DGXRUN_TEST_DIE_AT "flush:n"), or the n-th message to a socket ("send:n"). Before the n-th is after the
+// one before it, so all n together are all places between two steps that anybody else can see.
 #include <dlfcn.h>
 #include <signal.h>
 #include <stdio.h>
