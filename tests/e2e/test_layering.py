@@ -16,8 +16,6 @@ RULES = {
     "launcher/base": ({"proto", "launcher/base"}, ("grpc",)),
     # Pure, like the core, which plans by it.
     "launcher/binding": ({"proto", "launcher/binding"}, ("grpc", "sqlite3", "spdlog", "sys/", "unistd.h", "thread", "fcntl.h", "hwloc")),
-    # Plain values and rules of the network; only its two readers look at files.
-    "launcher/nccl": ({"launcher/nccl"}, ("grpc", "sqlite3", "spdlog", "thread", "hwloc", "google/protobuf")),
     "launcher/topology": ({"proto", "launcher/base", "launcher/binding", "launcher/topology"}, ("grpc", "spdlog")),
     "launcher": ({"proto", "launcher", "launcher/base", "launcher/binding"}, ("grpc", "spdlog")),
     "cli": ({"proto", "cli", "agent", "controller", "controller/core", "launcher", "launcher/base", "launcher/binding", "launcher/topology"}, ()),
