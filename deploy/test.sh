@@ -52,12 +52,4 @@ step "unit tests with ThreadSanitizer" # what links no gRPC, which is not instru
 build_preset tsan tests_no_grpc
 ctest --preset tsan -j "$(nproc)"
 
-# Both are tied to clang 14, which Debian 12 has.
-if command -v clang++-14 >/dev/null; then
-  step "a minute of fuzzing"
-  "$ROOT/deploy/fuzz.sh" 60
-else
-  say "no clang 14 on this distribution: the fuzzers are left out"
-fi
-
 step "all tests passed"

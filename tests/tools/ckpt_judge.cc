@@ -37,7 +37,7 @@ bool Parse(int argc, char** argv, Arguments& arguments) {
       uint32_t number = 0;
       if (++i >= argc || !absl::SimpleAtoi(argv[i], &number)) return false;
       if (word == "--quiet-ms") arguments.options.quiet_time = absl::Milliseconds(number);
-      if (word == "--world") arguments.options.world_size = number;
+      if (word == "--world") arguments.options.world_sizes.push_back(number);
       if (word == "--limit") arguments.options.limit = number;
       if (word == "--stop") arguments.options.stop_after_complete = number;
     } else if (word.empty() || word[0] == '-') {

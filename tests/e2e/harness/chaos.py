@@ -3,7 +3,7 @@ that what must hold does hold.
 
 What is done to it is undone after a while: daemons are started again, links mended, frozen processes woken. At most
 one node is cut off at a time, and never for good. A frozen shim is left out: it is what enforces the lease, so
-its ranks would outlive it (docs/what-survives-what.md).
+its ranks would outlive it.
 """
 
 import dataclasses
