@@ -573,6 +573,7 @@ void Shim::CheckGone() {
   std::vector<std::string> notes;
   v1::OutputLost lost;
   if (output_ != nullptr) {
+    SayLost();  // a short job may end before the bell was heard
     notes = output_->Problems();
     lost = output_->Lost();
   }
