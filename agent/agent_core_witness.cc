@@ -38,9 +38,11 @@ void AgentCore::OnCommittee(const v1::Committee& committee, Actions* out) {
   if (committee.number() < committee_.committee.number() || SameCommittee(committee, committee_.committee)) {
     return;
   }
-  // Stored before the next heartbeat says that it is held.
+  // Stored before a heartbeat says that it is held; and that at once, since until then the controller must
+  // reckon with the older one.
   committee_.committee = committee;
   out->push_back(StoreCommittee{committee_});
+  SendHeartbeat(now_ns_, out);
 }
 
 // A word of the controller: it is not down, and no licence counts any more.

@@ -110,6 +110,7 @@ std::vector<std::string> SilentMembers(const State& state, const Contacts& conta
     }
     break;
   }
+  std::sort(silent.begin(), silent.end(), NaturalLess);
   return silent;
 }
 

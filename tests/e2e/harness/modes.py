@@ -51,7 +51,8 @@ class LocalMode:
 class DevMode:
     name = "dev"
     fence_s = 10 + PROMPT_S  # isolation_timeout of a dev cluster
-    fenced_s = fence_s + FENCE_ALLOWANCE_S
+    # The controller of a cluster that has just come up knows two heartbeats later that its committee hears it.
+    fenced_s = fence_s + FENCE_ALLOWANCE_S + 2
 
     def __init__(self, workspace, nodes=2):
         self.workspace = workspace
