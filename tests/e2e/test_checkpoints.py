@@ -392,21 +392,22 @@ def test_old_ones_go_on_every_disk_and_a_pin_holds_on_all(net):
     assert alarms(workspace, "keep") == []
 
 
-def deepspeed(workspace, step, world):
+def deepspeed(workspace, step, world, root="ckpt"):
     torch = pytest.importorskip("torch")
-    folder = workspace.path(f"ckpt/global_step{step}")
-    os.mkdir(folder)
+    folder = workspace.path(f"{root}/global_step{step}")
+    os.makedirs(folder)
     said = {"dp_world_size": world, "mp_world_size": 1, "global_steps": step, "module": {"w": torch.ones(8)}}
     torch.save(said, f"{folder}/mp_rank_00_model_states.pt")
     for rank in range(world):
         torch.save({"optimizer_state_dict": {"m": torch.ones(8)}}, f"{folder}/zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
-    workspace.write("ckpt/latest", f"global_step{step}")
+    workspace.write(f"{root}/latest", f"global_step{step}")
 
 
 def test_elastic_waits_for_a_node_without_which_nothing_can_be_loaded(net):
     """The placement of the smaller attempt knows of no checkpoint; its nodes find one of ZeRO."""
     workspace = net.workspace
     os.mkdir(workspace.path("ckpt"))
+    deepspeed(workspace, 20, 2, "made")  # torch may take longer to import than a node to be fenced
     program = workspace.write(
         "elastic.py",
         SHOW + "import signal\n"
@@ -421,7 +422,8 @@ def test_elastic_waits_for_a_node_without_which_nothing_can_be_loaded(net):
     wait_until(lambda: running.stdout.count("world 2") == 2, SEEN_S, running.transcript)
     net.daemon_of["node2"].kill()
     wait_until(lambda: workspace.status("zero")["state"] == "stopping", SEEN_S, running.transcript)
-    deepspeed(workspace, 20, 2)
+    for name in ("global_step20", "latest"):
+        os.rename(workspace.path(f"made/{name}"), workspace.path(f"ckpt/{name}"))
     waits = lambda: "fewer cannot load" in (workspace.status("zero")["waiting_for"] or "")  # noqa: E731
     wait_until(waits, net.fenced_s + SEEN_S, running.transcript)
     status = workspace.status("zero")
