@@ -80,10 +80,8 @@ void AgentCore::On(const WitnessDue&, int64_t now_ns, Actions* out) {
   if (!options_.leases || committee_.committee.members_size() == 0 || committee_.orphan_ns == 0) return;
   // A question asked sooner would be answered "in touch".
   if (!AnythingLives() || !SilentAsWitness(now_ns)) return;
-  if (now_ns >= std::max(in_touch_ns_, committee_.orphan_since_ns) + committee_.orphan_ns &&
-      std::max(in_touch_ns_, committee_.orphan_since_ns) > 0) {
-    return;
-  }
+  const int64_t last_word_ns = std::max(in_touch_ns_, committee_.orphan_since_ns);  // 0: not known
+  if (last_word_ns > 0 && now_ns >= last_word_ns + committee_.orphan_ns) return;
   AskCommittee ask{++round_, {}};
   round_sent_ns_ = now_ns;
   silent_.clear();

@@ -326,12 +326,11 @@ void EngineImpl::HandleInput(Item& item, Batch* batch) {
   core::Input& input = *item.input;
   input.now = Now();
   const auto* submit = std::get_if<core::SubmitJob>(&input.body);
-  const auto* stop = std::get_if<core::StopJob>(&input.body);
-  if (submit != nullptr) waiting_[submit->request] = std::move(item.done);
-  if (stop != nullptr) waiting_[stop->request] = std::move(item.done);
-  if (const auto* fence = std::get_if<core::FenceNode>(&input.body)) {
-    waiting_[fence->request] = std::move(item.done);
-  }
+  std::visit(
+      [&](const auto& body) {
+        if constexpr (requires { body.request; }) waiting_[body.request] = std::move(item.done);
+      },
+      input.body);
   if (submit != nullptr && !submit->key.empty()) {
     // The core remembers the keys of the newest archived jobs only.
     absl::StatusOr<std::optional<ArchivedJob>> known = log_->ArchivedByKey(submit->caller.uid, submit->key);

@@ -150,6 +150,8 @@ void NameCommittee(Draft* draft) {
       kept.insert(member.node_id());
     }
   }
+  // Nearly always: nobody is missing, however many nodes there are.
+  if (!moved && kept.size() == static_cast<size_t>(kCommitteeSize)) return;
   std::vector<const Node*> others;
   for (const auto& [id, node] : state.nodes) {
     const bool fit =
