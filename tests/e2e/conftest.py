@@ -16,6 +16,7 @@ import pytest
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 from harness import cgroups, modes  # noqa: E402
+from harness.box import Box  # noqa: E402
 from harness.leaks import LeakChecker  # noqa: E402
 from harness.process import become_subreaper, descendants, process, reap_strays  # noqa: E402
 from harness.workspace import Workspace  # noqa: E402
@@ -109,6 +110,13 @@ def net(workspace, leaks):
     mode = modes.NetMode(workspace)
     yield mode
     mode.close()
+
+
+@pytest.fixture
+def box(workspace, leaks):
+    made = Box(workspace)
+    yield made
+    made.close()
 
 
 @pytest.fixture

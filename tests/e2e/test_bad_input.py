@@ -13,7 +13,6 @@ import socket
 import pytest
 
 from harness import modes
-from harness.box import Box
 from harness.process import Running, children, process
 from harness.waiting import wait_until
 from test_survival import mode_up
@@ -453,13 +452,6 @@ def test_node_that_leaves_while_the_job_starts(net, how):
         net.start_agent("node2")
     mode_up(net)
     workspace.run("-n", 2, "--no-python", "true")
-
-
-@pytest.fixture
-def box(workspace, leaks):
-    made = Box(workspace)
-    yield made
-    made.close()
 
 
 @pytest.mark.root

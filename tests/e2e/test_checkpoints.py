@@ -9,7 +9,6 @@ import struct
 
 import pytest
 
-from harness.box import Box
 from harness.waiting import wait_until
 
 ALL_MODES = pytest.mark.parametrize("mode", ["local", "dev", "net"], indirect=True)
@@ -235,13 +234,6 @@ def test_old_ones_go_while_training(local):
     )
     done = workspace.run("--ckpt-dir", "ckpt", "--ckpt-keep", "2,3", program)
     assert str([f"step_{n}.safetensors" for n in (3, 4, 5)]) in done.stdout, done.transcript()
-
-
-@pytest.fixture
-def box(workspace, leaks):
-    made = Box(workspace)
-    yield made
-    made.close()
 
 
 @pytest.mark.root

@@ -7,7 +7,6 @@ import re
 import pytest
 
 from harness import modes
-from harness.box import Box
 from harness.waiting import wait_until
 
 pytestmark = pytest.mark.root  # mounts a small disk in a mount namespace
@@ -31,13 +30,6 @@ while True:
     signal.sigtimedwait([signal.SIGUSR1], 0.01)
 """
 NOTE = re.compile(rb"\n?\[dgxrun: (\d+) bytes are missing here: No space left on device\]\n")
-
-
-@pytest.fixture
-def box(workspace, leaks):
-    made = Box(workspace)
-    yield made
-    made.close()
 
 
 class Job:
